@@ -1,0 +1,48 @@
+"""Block masks for attention: which keys each query may use, and which tiles a kernel may skip.
+
+>>> import masks
+>>> mask = masks.causal() & masks.document([0, 0, 0, 1, 1, 1])
+>>> print(mask.block_mask(q_len=6, kv_len=6, block_q=2, block_kv=2))
+BlockMask(causal() & document(int32[1, 6]), q_len=6, kv_len=6, block_q=2, block_kv=2)
+5 of 9 tiles active (55.6%): 0 full, 5 partial; per row 1 to 2, mean 1.7; 33.33% of the pairs allowed, 60% of the computed ones
+█ full, ▒ partial, · empty
+▒··
+▒▒·
+·▒▒
+"""
+
+from importlib.metadata import version as _version
+
+from masks._mask import Mask
+from masks._schedule import Schedule
+from masks._stats import MaskStats
+from masks.block_mask import BlockMask
+from masks.causal import causal, full
+from masks.document import document, document_from_lengths
+from masks.function import from_array, from_function
+from masks.prefix import padding, prefix
+from masks.sparsify import SparseMask, sparsify_mask
+from masks.tile_kind import TileKind
+from masks.window import local, sliding_window
+
+__version__ = _version("blockattn")
+
+__all__ = [
+  "BlockMask",
+  "Mask",
+  "MaskStats",
+  "Schedule",
+  "SparseMask",
+  "TileKind",
+  "causal",
+  "document",
+  "document_from_lengths",
+  "from_array",
+  "from_function",
+  "full",
+  "local",
+  "padding",
+  "prefix",
+  "sliding_window",
+  "sparsify_mask",
+]

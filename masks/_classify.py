@@ -1,0 +1,228 @@
+"""Which tiles a mask leaves empty and which it fills, exactly and without building the dense mask.
+
+Rules give bounds: tiles that may or must contain an allowed pair, tiles that may or must be full.
+Bounds compose under `&`, `|` and `~` (three-valued logic over tiles); what they leave open is evaluated,
+one row of tiles at a time, in bounded memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import numpy as np
+
+from masks import _tile_runs
+from masks._spans import Spans
+from masks._tile_runs import TileRuns
+
+if typing.TYPE_CHECKING:
+  from masks._mask import Mask
+
+# Elements of the mask evaluated at once when bounds leave tiles open.
+BOX_ELEMENTS = 2**22
+
+
+@dataclasses.dataclass(frozen=True)
+class TileGrid:
+  """The tiles of a mask: sizes in tokens, `lead` = (batch, heads) that the mask distinguishes."""
+
+  q_len: int
+  kv_len: int
+  block_q: int
+  block_kv: int
+  lead: tuple[int, int] = (1, 1)
+
+  @property
+  def rows(self) -> int:
+    """Tile rows of one example and head."""
+    return -(-self.q_len // self.block_q)
+
+  @property
+  def cols(self) -> int:
+    """Tile columns."""
+    return -(-self.kv_len // self.block_kv)
+
+  @property
+  def groups(self) -> int:
+    """Examples times heads that the mask distinguishes."""
+    return self.lead[0] * self.lead[1]
+
+  @property
+  def all_rows(self) -> int:
+    """Tile rows of all groups, below each other."""
+    return self.groups * self.rows
+
+  def complete(self) -> TileRuns:
+    """The tiles without ragged tail: the others can never be full."""
+    rows = np.arange(self.all_rows)
+    rows = rows[(rows % max(self.rows, 1) + 1) * self.block_q <= self.q_len]
+    stop = np.full_like(rows, self.kv_len // self.block_kv)
+    return _tile_runs.covered(rows, 0 * rows, stop, 1, self.all_rows, self.cols)
+
+
+@dataclasses.dataclass(frozen=True)
+class TileBounds:
+  """What is known of every tile.
+
+  Attributes:
+    grid: The tiles.
+    may_hit: Tiles that may hold an allowed pair; all others hold none.
+    must_hit: Tiles that surely hold an allowed pair.
+    may_fill: Tiles that may be allowed throughout (ragged tails: within the lengths).
+    must_fill: Tiles that surely are.
+  """
+
+  grid: TileGrid
+  may_hit: TileRuns
+  must_hit: TileRuns
+  may_fill: TileRuns
+  must_fill: TileRuns
+
+  @classmethod
+  def exact(cls, grid: TileGrid, hit: TileRuns, fill: TileRuns) -> TileBounds:
+    """Bounds that leave nothing open."""
+    return cls(grid, hit, hit, fill, fill)
+
+  @classmethod
+  def unknown(cls, grid: TileGrid) -> TileBounds:
+    """Bounds that leave everything open."""
+    every = _tile_runs.all_tiles(grid.all_rows, grid.cols)
+    none = _tile_runs.no_tiles(grid.all_rows, grid.cols)
+    return cls(grid, every, none, every, none)
+
+  @classmethod
+  def from_spans(cls, spans: Spans, grid: TileGrid) -> TileBounds:
+    """Exact bounds of intervals, in O(queries)."""
+    return cls.exact(grid, *_tiles_of_spans(spans, grid))
+
+  def __and__(self, other: TileBounds) -> TileBounds:
+    """Bounds of the keys that both rules allow."""
+    return TileBounds(
+      self.grid,
+      self.may_hit & other.may_hit,
+      (self.must_hit & other.must_fill) | (self.must_fill & other.must_hit),
+      self.may_fill & other.may_fill,
+      self.must_fill & other.must_fill,
+    )
+
+  def __or__(self, other: TileBounds) -> TileBounds:
+    """Bounds of the keys that either rule allows."""
+    return ~(~self & ~other)
+
+  def __invert__(self) -> TileBounds:
+    """Bounds of the complement."""
+    return TileBounds(self.grid, ~self.must_fill, ~self.may_fill, ~self.must_hit, ~self.may_hit)
+
+
+def classify(mask: Mask, grid: TileGrid) -> tuple[TileRuns, TileRuns]:
+  """The active tiles and, among them, the full ones. Exact.
+
+  Args:
+    mask: Any mask.
+    grid: Its tiles.
+
+  Returns:
+    Tiles that hold an allowed pair, and tiles that are allowed throughout and have no ragged tail.
+  """
+  bounds = mask.tile_bounds(grid)
+  hit, fill, complete = bounds.must_hit, bounds.must_fill, grid.complete()
+  undecided = (bounds.may_hit - hit) | ((bounds.may_fill - fill) & complete)
+  if undecided.num_tiles:
+    any_, all_ = _evaluate(mask, grid, undecided)
+    hit, fill = hit | any_, fill | all_
+  return hit, fill & complete
+
+
+def box_pieces(tiles: TileRuns, grid: TileGrid):
+  """Splits runs of tiles into pieces of at most BOX_ELEMENTS: yields (row, start, stop) in order."""
+  width = max(1, BOX_ELEMENTS // (grid.block_q * grid.block_kv))
+  for row, start, stop in zip(*(x.tolist() for x in (tiles.row, tiles.start, tiles.stop)), strict=True):
+    for col in range(start, stop, width):
+      yield row, col, min(stop, col + width)
+
+
+def tile_boxes(mask: Mask, grid: TileGrid, tiles: TileRuns):
+  """Evaluates `mask` on runs of tiles, in bounded memory and in order.
+
+  Yields:
+    (row, start, stop, boxes) with boxes bool [stop - start, block_q, block_kv], False beyond the lengths.
+  """
+  selected, one = -1, mask
+  for row, start, stop in box_pieces(tiles, grid):
+    group, tile_row = divmod(row, grid.rows)
+    if group != selected:
+      selected, one = group, mask.select(*divmod(group, grid.lead[1]))
+    q_start, kv_start = tile_row * grid.block_q, start * grid.block_kv
+    q_stop = min(q_start + grid.block_q, grid.q_len)
+    kv_stop = min(stop * grid.block_kv, grid.kv_len)
+    box = np.zeros((grid.block_q, (stop - start) * grid.block_kv), bool)
+    box[: q_stop - q_start, : kv_stop - kv_start] = one.box(q_start, q_stop, kv_start, kv_stop)
+    boxes = box.reshape(grid.block_q, stop - start, grid.block_kv).swapaxes(0, 1)
+    yield row, start, stop, boxes
+
+
+def _evaluate(mask: Mask, grid: TileGrid, tiles: TileRuns) -> tuple[TileRuns, TileRuns]:
+  """Which of `tiles` hold an allowed pair, and which are allowed throughout."""
+  any_, all_ = [], []
+  for _, _, _, boxes in tile_boxes(mask, grid, tiles):
+    any_.append(boxes.any(axis=(1, 2)))
+    all_.append(boxes.all(axis=(1, 2)))
+  row, col = tiles.tile_indices()
+  size = (grid.all_rows, grid.cols)
+  picks = (np.concatenate(any_), np.concatenate(all_))
+  hit, fill = (_tile_runs.covered(row[p], col[p], col[p] + 1, 1, *size) for p in picks)
+  return hit, fill
+
+
+def _tiles_of_spans(spans: Spans, grid: TileGrid) -> tuple[TileRuns, TileRuns]:
+  """Tiles that some query's intervals touch, and tiles that every query's intervals contain."""
+  shape = (*grid.lead, spans.count, grid.q_len)
+  lo, hi = (np.broadcast_to(x, shape) for x in (spans.lo, spans.hi))
+  touched = (lo // np.int32(grid.block_kv), np.where(lo < hi, _ceil_div(hi, grid.block_kv), 0))
+  # A ragged last tile counts as contained here; `classify` takes it out of the full ones.
+  inside_hi = np.where(hi == grid.kv_len, np.int32(grid.cols), hi // np.int32(grid.block_kv))
+  contained = (_ceil_div(lo, grid.block_kv), inside_hi)
+  tile_row = np.arange(grid.q_len, dtype=np.int64) // grid.block_q
+  hit = _union_over_rows(*touched, tile_row, grid)
+  fill = _intersection_over_rows(*contained, tile_row, grid)
+  return hit, fill
+
+
+def _ceil_div(x, block: int):
+  return -(-x // np.int32(block))
+
+
+def _changes(start, stop, tile_row) -> np.ndarray:
+  """Queries whose intervals differ from those of the query before, per [batch, heads, q_len]."""
+  change = np.ones((*start.shape[:2], start.shape[-1]), bool)
+  change[..., 1:] = tile_row[1:] != tile_row[:-1]
+  for x in (start, stop):
+    change[..., 1:] |= (x[..., 1:] != x[..., :-1]).any(axis=2)
+  return change
+
+
+def _distinct(start, stop, tile_row, grid: TileGrid):
+  """One entry per distinct run of equal queries in a tile row: rows [m], start and stop [n, m]."""
+  change = _changes(start, stop, tile_row)
+  batch, head, query = np.nonzero(change)
+  row = (batch * grid.lead[1] + head) * grid.rows + tile_row[query]
+  pick = (start[batch, head, :, query].T, stop[batch, head, :, query].T)
+  return row, *pick
+
+
+def _union_over_rows(start, stop, tile_row, grid: TileGrid) -> TileRuns:
+  row, start, stop = _distinct(start, stop, tile_row, grid)
+  rows = np.broadcast_to(row, start.shape)
+  return _tile_runs.covered(
+    rows.ravel(), start.ravel(), stop.ravel(), 1, grid.all_rows, grid.cols
+  )
+
+
+def _intersection_over_rows(start, stop, tile_row, grid: TileGrid) -> TileRuns:
+  row, start, stop = _distinct(start, stop, tile_row, grid)
+  need = np.maximum(np.bincount(row, minlength=grid.all_rows), 1)
+  rows = np.broadcast_to(row, start.shape)
+  return _tile_runs.covered(
+    rows.ravel(), start.ravel(), stop.ravel(), need, grid.all_rows, grid.cols
+  )

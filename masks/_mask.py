@@ -1,0 +1,328 @@
+"""Mask: the value type and its algebra.
+
+A mask says which keys each query may use, for any number of queries and keys. Masks are immutable,
+hashable and equal by content, and closed under `&`, `|` and `~`. What a rule must define is `allows`;
+what makes it fast is `spans` (masks/_spans.py) or its own `tile_bounds` and `tile_rule`.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+
+import jax
+import numpy as np
+
+from masks import _spans, _tile_rule
+from masks._classify import TileBounds, TileGrid
+
+if typing.TYPE_CHECKING:
+  from masks.block_mask import BlockMask
+
+
+class Mask:
+  """Which keys each query may use. Build one with `masks.causal()` and its siblings.
+
+  >>> import masks
+  >>> mask = masks.causal() & masks.sliding_window(2)
+  >>> mask
+  causal() & sliding_window(2)
+  >>> mask.to_dense(3, 3).astype(int)
+  array([[1, 0, 0],
+         [1, 1, 0],
+         [0, 1, 1]])
+  >>> mask == masks.sliding_window(2) & masks.causal()
+  True
+  """
+
+  def __init_subclass__(cls, **kwargs):
+    super().__init_subclass__(**kwargs)
+    jax.tree_util.register_static(cls)
+
+  @property
+  def lead(self) -> tuple[int, int]:
+    """(batch, heads) that the mask distinguishes; 1 where all examples or heads agree."""
+    return (1, 1)
+
+  def allows(self, q_idx, kv_idx):
+    """Whether query `q_idx` may use key `kv_idx`; arrays that broadcast, for a mask of lead (1, 1)."""
+    raise NotImplementedError(f"{type(self).__name__} does not define allows()")
+
+  def check(self, q_len: int, kv_len: int) -> None:
+    """Raises ValueError if the mask's own arrays do not fit these lengths."""
+
+  def select(self, batch: int, head: int) -> Mask:
+    """The mask of one example and head, of lead (1, 1)."""
+    del batch, head
+    return self
+
+  def spans(self, q_len: int, kv_len: int) -> _spans.Spans | None:
+    """The allowed keys as intervals per query, or None where the rule is not of that kind."""
+    del q_len, kv_len
+    return None
+
+  def tile_bounds(self, grid: TileGrid) -> TileBounds:
+    """What is known of every tile without evaluating the rule inside it."""
+    spans = self.spans(grid.q_len, grid.kv_len)
+    return TileBounds.unknown(grid) if spans is None else TileBounds.from_spans(spans, grid)
+
+  def tile_rule(self, q_len: int, kv_len: int) -> _tile_rule.TileRule | None:
+    """How a kernel computes the mask inside a tile, or None if its tiles have to be stored."""
+    spans = self.spans(q_len, kv_len)
+    return None if spans is None else _tile_rule.from_spans(spans)
+
+  def box(self, q_start: int, q_stop: int, kv_start: int, kv_stop: int) -> np.ndarray:
+    """Dense bool [q_stop - q_start, kv_stop - kv_start] of a mask of lead (1, 1)."""
+    q_idx = np.arange(q_start, q_stop, dtype=np.int32)[:, None]
+    kv_idx = np.arange(kv_start, kv_stop, dtype=np.int32)[None, :]
+    shape = (q_idx.shape[0], kv_idx.shape[1])
+    return np.broadcast_to(np.asarray(self.allows(q_idx, kv_idx)), shape).astype(bool)
+
+  def to_dense(self, q_len: int, kv_len: int) -> np.ndarray:
+    """The mask as a bool array, True where the query may use the key.
+
+    Args:
+      q_len: Number of queries.
+      kv_len: Number of keys.
+
+    Returns:
+      bool [q_len, kv_len]; in front, batch and heads where the mask distinguishes them.
+
+    Raises:
+      ValueError: The mask holds arrays of other lengths.
+    """
+    check_lengths(self, q_len, kv_len)
+    batch, heads = self.lead
+    dense = [
+      [self.select(b, h).box(0, q_len, 0, kv_len) for h in range(heads)] for b in range(batch)
+    ]
+    return squeeze_lead(np.array(dense, bool).reshape(batch, heads, q_len, kv_len))
+
+  def block_mask(self, q_len: int, kv_len: int, block_q: int, block_kv: int) -> BlockMask:
+    """Classifies the tiles of the mask for given lengths; equal calls share one result.
+
+    Args:
+      q_len: Number of queries.
+      kv_len: Number of keys.
+      block_q: Queries per tile.
+      block_kv: Keys per tile.
+
+    Returns:
+      The `BlockMask`. Lengths need not be multiples of the tile: the ragged tail is PARTIAL.
+
+    Raises:
+      ValueError: A length is negative, a tile size is not positive, or the mask holds arrays of
+        other lengths.
+    """
+    from masks.block_mask import build_block_mask  # noqa: PLC0415 (block_mask imports Mask)
+
+    check_lengths(self, q_len, kv_len)
+    return build_block_mask(self, q_len, kv_len, block_q, block_kv)
+
+  def __and__(self, other: Mask) -> Mask:
+    """Keys that both masks allow."""
+    return _combine(And, self, other)
+
+  def __or__(self, other: Mask) -> Mask:
+    """Keys that either mask allows."""
+    return _combine(Or, self, other)
+
+  def __invert__(self) -> Mask:
+    """Keys that the mask does not allow."""
+    return Not(self)
+
+  def __bool__(self):
+    raise TypeError(
+      "A mask has no truth value, got it in a boolean context. Combine masks with &, | and ~, not "
+      "with and, or and not."
+    )
+
+
+def check_lengths(mask: Mask, q_len: int, kv_len: int) -> None:
+  """Raises ValueError if a length is negative or does not fit the mask's own arrays."""
+  for name, value in (("q_len", q_len), ("kv_len", kv_len)):
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+      raise TypeError(f"`{name}` must be an int, got {value!r}.")
+    if not 0 <= value < 2**31:
+      raise ValueError(f"`{name}` must be in [0, 2**31), got {value}.")
+  mask.check(q_len, kv_len)
+
+
+def squeeze_lead(array: np.ndarray) -> np.ndarray:
+  """Drops the batch and the heads axis, each where it is 1."""
+  return array.reshape(*(n for n in array.shape[:2] if n != 1), *array.shape[2:])
+
+
+class Not(Mask):
+  """The complement of a mask; `~` builds it."""
+
+  def __new__(cls, operand: Mask):
+    """Returns the operand of a complement unchanged: `~~mask` is `mask`."""
+    return operand.operand if isinstance(operand, Not) else super().__new__(cls)
+
+  def __init__(self, operand: Mask):
+    if not hasattr(self, "operand"):
+      self.operand = operand
+
+  lead = property(lambda self: self.operand.lead)
+
+  def allows(self, q_idx, kv_idx):
+    return ~self.operand.allows(q_idx, kv_idx)
+
+  def check(self, q_len, kv_len):
+    self.operand.check(q_len, kv_len)
+
+  def select(self, batch, head):
+    return Not(self.operand.select(batch, head))
+
+  def spans(self, q_len, kv_len):
+    spans = self.operand.spans(q_len, kv_len)
+    return None if spans is None else _spans.complement(spans)
+
+  def tile_bounds(self, grid):
+    return ~self.operand.tile_bounds(grid)
+
+  def tile_rule(self, q_len, kv_len):
+    rule = super().tile_rule(q_len, kv_len)
+    if rule is not None:
+      return rule
+    rule = self.operand.tile_rule(q_len, kv_len)
+    return None if rule is None else _tile_rule.negate(rule)
+
+  def box(self, q_start, q_stop, kv_start, kv_stop):
+    return ~self.operand.box(q_start, q_stop, kv_start, kv_stop)
+
+  def __eq__(self, other):
+    return isinstance(other, Not) and self.operand == other.operand
+
+  def __hash__(self):
+    return hash((Not, self.operand))
+
+  def __repr__(self):
+    return f"~{_wrapped(self.operand)}"
+
+
+class _Nary(Mask):
+  """What `And` and `Or` share: operands whose order does not matter and none of which repeats."""
+
+  symbol: typing.ClassVar[str]
+  fold_arrays: typing.ClassVar[typing.Callable]
+  fold_spans: typing.ClassVar[typing.Callable]
+  fold_bounds: typing.ClassVar[typing.Callable]
+
+  def __init__(self, operands: tuple[Mask, ...]):
+    self.operands = operands
+
+  @functools.cached_property
+  def lead(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+    return typing.cast(tuple[int, int], np.broadcast_shapes(*(m.lead for m in self.operands)))
+
+  def allows(self, q_idx, kv_idx):
+    return functools.reduce(type(self).fold_arrays, (m.allows(q_idx, kv_idx) for m in self.operands))
+
+  def check(self, q_len, kv_len):
+    for operand in self.operands:
+      operand.check(q_len, kv_len)
+
+  def select(self, batch, head):
+    return type(self)(tuple(_select(m, batch, head) for m in self.operands))
+
+  def _parts(self, q_len, kv_len) -> tuple[_spans.Spans | None, list[Mask]]:
+    """The operands that are spans, folded into one, and the others."""
+    folded, others = None, []
+    for operand in self.operands:
+      spans = operand.spans(q_len, kv_len)
+      if spans is not None and folded is not None:
+        spans = type(self).fold_spans(folded, spans)
+      if spans is None:
+        others.append(operand)
+      else:
+        folded = spans
+    return folded, others
+
+  def spans(self, q_len, kv_len):
+    folded, others = self._parts(q_len, kv_len)
+    return None if others else folded
+
+  def tile_bounds(self, grid):
+    folded, others = self._parts(grid.q_len, grid.kv_len)
+    bounds = [m.tile_bounds(grid) for m in others]
+    if folded is not None:
+      bounds.append(TileBounds.from_spans(folded, grid))
+    return functools.reduce(type(self).fold_bounds, bounds)
+
+  def tile_rule(self, q_len, kv_len):
+    folded, others = self._parts(q_len, kv_len)
+    rules = [] if folded is None else [_tile_rule.from_spans(folded)]
+    for operand in others:
+      rule = operand.tile_rule(q_len, kv_len)
+      if rule is None:
+        return None
+      rules.append(rule)
+    return _tile_rule.combine(self.symbol, rules)
+
+  def box(self, q_start, q_stop, kv_start, kv_stop):
+    boxes = (m.box(q_start, q_stop, kv_start, kv_stop) for m in self.operands)
+    return functools.reduce(type(self).fold_arrays, boxes)
+
+  def __eq__(self, other):
+    return type(self) is type(other) and self._operand_set == other._operand_set
+
+  def __hash__(self):
+    return hash((type(self), self._operand_set))
+
+  @functools.cached_property
+  def _operand_set(self):
+    return frozenset(self.operands)
+
+  def __repr__(self):
+    return f" {self.symbol} ".join(_wrapped(m) for m in self.operands)
+
+
+class And(_Nary):
+  """Keys that every operand allows; `&` builds it."""
+
+  symbol = "&"
+  fold_arrays = staticmethod(lambda a, b: a & b)
+  fold_spans = staticmethod(_spans.intersect)
+  fold_bounds = staticmethod(lambda a, b: a & b)
+
+
+class Or(_Nary):
+  """Keys that some operand allows; `|` builds it."""
+
+  symbol = "|"
+  fold_arrays = staticmethod(lambda a, b: a | b)
+  fold_spans = staticmethod(_spans.unite)
+  fold_bounds = staticmethod(lambda a, b: a | b)
+
+
+def _select(mask: Mask, batch: int, head: int) -> Mask:
+  """`mask.select`, where an axis of 1 stands for every example or head."""
+  return mask.select(*(i if n > 1 else 0 for i, n in zip((batch, head), mask.lead, strict=True)))
+
+
+def _combine(kind: type[_Nary], a: Mask, b: Mask):
+  """`a` and `b` under one operator, flattened, without repeats and neutral or absorbing operands."""
+  from masks.causal import full  # noqa: PLC0415 (causal imports Mask)
+
+  if not isinstance(b, Mask):
+    return NotImplemented
+  try:
+    np.broadcast_shapes(a.lead, b.lead)
+  except ValueError:
+    raise ValueError(
+      f"Masks must agree in (batch, heads) or have 1 there, got {a.lead} and {b.lead}."
+    ) from None
+  neutral, absorbing = (full(), ~full()) if kind is And else (~full(), full())
+  parts = [m for x in (a, b) for m in (x.operands if isinstance(x, kind) else (x,))]
+  if absorbing in parts:
+    return absorbing
+  operands = tuple(dict.fromkeys(m for m in parts if m != neutral))
+  if len(operands) < 2:
+    return operands[0] if operands else neutral
+  return kind(operands)
+
+
+def _wrapped(mask: Mask) -> str:
+  return f"({mask!r})" if isinstance(mask, _Nary) else repr(mask)

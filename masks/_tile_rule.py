@@ -1,0 +1,210 @@
+"""TileRule: how a kernel computes the mask inside a tile, from positions and a few integers per token.
+
+A rule is a hashable test plus int32 arrays that hold a few numbers per query and per key. The test runs
+on NumPy and JAX arrays and inside Pallas kernels alike; its operands only have to broadcast, so a kernel
+may keep queries along lanes or along sublanes.
+"""
+
+import dataclasses
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from masks._spans import Spans
+
+
+class TileTest(typing.Protocol):
+  """A hashable test of (query, key) pairs.
+
+  Attributes:
+    num_q: Numbers it needs per query.
+    num_kv: Numbers it needs per key.
+  """
+
+  @property
+  def num_q(self) -> int: ...  # noqa: D102
+
+  @property
+  def num_kv(self) -> int: ...  # noqa: D102
+
+  def __call__(self, q_idx, kv_idx, q_tokens, kv_tokens):
+    """True where allowed.
+
+    Args:
+      q_idx: Positions of the queries, int32.
+      kv_idx: Positions of the keys, int32; broadcasts with q_idx.
+      q_tokens: `num_q` int32 arrays shaped like q_idx.
+      kv_tokens: `num_kv` int32 arrays shaped like kv_idx.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class TileRule:
+  """A test and its numbers.
+
+  Attributes:
+    test: What decides.
+    q_tokens: [batch, heads, num_q, q_len] int32; batch and heads are 1 where shared.
+    kv_tokens: [batch, heads, num_kv, kv_len] int32.
+  """
+
+  test: TileTest
+  q_tokens: np.ndarray
+  kv_tokens: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanTest:
+  """Whether a key lies in one of the query's intervals; an unused bound takes no number."""
+
+  bounds: tuple[tuple[bool, bool], ...]  # (has lower, has upper) per interval
+  num_kv = 0
+
+  @property
+  def num_q(self) -> int:
+    return sum(lower + upper for lower, upper in self.bounds)
+
+  def __call__(self, q_idx, kv_idx, q_tokens, kv_tokens):
+    del q_idx, kv_tokens
+    numbers = iter(q_tokens)
+    inside = []
+    for lower, upper in self.bounds:
+      tests = []
+      if lower:
+        tests.append(kv_idx >= next(numbers))
+      if upper:
+        tests.append(kv_idx < next(numbers))
+      inside.append(functools.reduce(lambda a, b: a & b, tests) if tests else kv_idx >= 0)
+    return functools.reduce(lambda a, b: a | b, inside)
+
+
+@dataclasses.dataclass(frozen=True)
+class SameIdTest:
+  """Whether query and key carry the same id, negative ids standing for padding."""
+
+  num_q = 1
+  num_kv = 1
+
+  def __call__(self, q_idx, kv_idx, q_tokens, kv_tokens):
+    del q_idx, kv_idx
+    return (q_tokens[0] == kv_tokens[0]) & (q_tokens[0] >= 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionTest:
+  """A user's function of the two positions."""
+
+  fn: typing.Callable
+  num_q = 0
+  num_kv = 0
+
+  def __call__(self, q_idx, kv_idx, q_tokens, kv_tokens):
+    del q_tokens, kv_tokens
+    return self.fn(q_idx, kv_idx)
+
+
+@dataclasses.dataclass(frozen=True)
+class NegatedTest:
+  """The opposite of a test."""
+
+  test: TileTest
+  num_q = property(lambda self: self.test.num_q)
+  num_kv = property(lambda self: self.test.num_kv)
+
+  def __call__(self, q_idx, kv_idx, q_tokens, kv_tokens):
+    return ~self.test(q_idx, kv_idx, q_tokens, kv_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class CombinedTest:
+  """All tests (`&`) or any of them (`|`), each with its own numbers."""
+
+  symbol: str
+  tests: tuple[TileTest, ...]
+  num_q = property(lambda self: sum(t.num_q for t in self.tests))
+  num_kv = property(lambda self: sum(t.num_kv for t in self.tests))
+
+  def __call__(self, q_idx, kv_idx, q_tokens, kv_tokens):
+    results = []
+    for test in self.tests:
+      results.append(test(q_idx, kv_idx, q_tokens[: test.num_q], kv_tokens[: test.num_kv]))
+      q_tokens, kv_tokens = q_tokens[test.num_q :], kv_tokens[test.num_kv :]
+    fold = (lambda a, b: a & b) if self.symbol == "&" else (lambda a, b: a | b)
+    return functools.reduce(fold, results)
+
+
+def without_tokens(test: TileTest, q_len: int, kv_len: int) -> TileRule:
+  """The rule of a test that needs positions only."""
+  return TileRule(
+    test, np.zeros((1, 1, 0, q_len), np.int32), np.zeros((1, 1, 0, kv_len), np.int32)
+  )
+
+
+def from_spans(spans: Spans) -> TileRule:
+  """The rule of intervals. Bounds that no query needs are left out."""
+  bounds, numbers = [], []
+  for n in range(spans.count):
+    lo, hi = spans.lo[:, :, n], spans.hi[:, :, n]
+    used = (bool((lo > 0).any()), bool((hi < spans.kv_len).any()))
+    bounds.append(used)
+    numbers += [x for x, keep in zip((lo, hi), used, strict=True) if keep]
+  lead, q_len = spans.lo.shape[:2], spans.lo.shape[-1]
+  q_tokens = np.stack(numbers, axis=2) if numbers else np.zeros((*lead, 0, q_len), np.int32)
+  return TileRule(SpanTest(tuple(bounds)), q_tokens, np.zeros((*lead, 0, spans.kv_len), np.int32))
+
+
+def negate(rule: TileRule) -> TileRule:
+  """The rule of the complement."""
+  return dataclasses.replace(rule, test=NegatedTest(rule.test))
+
+
+def combine(symbol: str, rules: list[TileRule]) -> TileRule:
+  """The rule of several rules under `&` or `|`."""
+  if len(rules) == 1:
+    return rules[0]
+  return TileRule(
+    CombinedTest(symbol, tuple(r.test for r in rules)),
+    _stack([r.q_tokens for r in rules]),
+    _stack([r.kv_tokens for r in rules]),
+  )
+
+
+def _stack(tokens: list[np.ndarray]) -> np.ndarray:
+  lead = np.broadcast_shapes(*(t.shape[:2] for t in tokens))
+  return np.concatenate([np.broadcast_to(t, (*lead, *t.shape[2:])) for t in tokens], axis=2)
+
+
+# What a function of positions may use so that it runs inside a TPU kernel: integer and boolean
+# element-wise operations. Anything else (gathers, captured arrays, reductions) is stored instead.
+_KERNEL_PRIMITIVES = frozenset(
+  "abs add and broadcast_in_dim clamp convert_element_type div eq ge gt le lt max min mul ne neg not "
+  "or rem select_n shift_left shift_right_arithmetic shift_right_logical sign sub xor".split()
+)
+
+
+def runs_in_kernel(fn: typing.Callable) -> bool:
+  """Whether a function of (q_idx, kv_idx) can be evaluated inside a TPU kernel."""
+  q_idx, kv_idx = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((1, 128), (8, 1)))
+  try:
+    closed = jax.make_jaxpr(fn)(q_idx, kv_idx)
+  except (TypeError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+    return False
+  if closed.consts or len(closed.out_avals) != 1:
+    return False
+  return _only_kernel_primitives(closed.jaxpr)
+
+
+def _only_kernel_primitives(jaxpr) -> bool:
+  for eqn in jaxpr.eqns:
+    inner = eqn.params.get("jaxpr")
+    if inner is not None:
+      if not _only_kernel_primitives(getattr(inner, "jaxpr", inner)):
+        return False
+    elif eqn.primitive.name not in _KERNEL_PRIMITIVES:
+      return False
+    if any(np.dtype(v.aval.dtype) not in (np.dtype(np.int32), np.dtype(bool)) for v in eqn.outvars):
+      return False
+  return True

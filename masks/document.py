@@ -1,0 +1,217 @@
+"""Documents: queries see the keys of their own document."""
+
+import dataclasses
+
+import numpy as np
+
+from masks import _checks, _spans, _tile_rule, _tile_runs
+from masks._classify import TileBounds
+from masks._frozen import FrozenArray
+from masks._mask import Mask
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Document(Mask):
+  """See `document`. The ids are [batch, tokens] int32."""
+
+  q_ids: FrozenArray
+  kv_ids: FrozenArray
+
+  @property
+  def lead(self):
+    return (len(self.q_ids.array), 1)
+
+  def check(self, q_len, kv_len):
+    lengths = (self.q_ids.array.shape[1], self.kv_ids.array.shape[1])
+    if lengths != (q_len, kv_len):
+      raise ValueError(
+        f"Document ids fit only their own lengths (queries, keys) = {lengths}, got {(q_len, kv_len)}. "
+        "Give one id per token of the call; where queries and keys differ, give kv_ids too."
+      )
+
+  def allows(self, q_idx, kv_idx):
+    q_ids = self.q_ids.array[0][q_idx]
+    return (q_ids == self.kv_ids.array[0][kv_idx]) & (q_ids >= 0)
+
+  def select(self, batch, head):
+    pick = slice(batch, batch + 1)
+    return Document(FrozenArray(self.q_ids.array[pick]), FrozenArray(self.kv_ids.array[pick]))
+
+  def spans(self, q_len, kv_len):
+    per_example = [
+      _id_intervals(q, kv) for q, kv in zip(self.q_ids.array, self.kv_ids.array, strict=True)
+    ]
+    if any(x is None for x in per_example):
+      return None
+    count = max((len(lo) for lo, _ in per_example), default=1)
+    pad = [[(0, count - len(lo)), (0, 0)] for lo, _ in per_example]
+    lo, hi = (
+      np.stack([np.pad(x[k], p) for x, p in zip(per_example, pad, strict=True)])[:, None]
+      for k in (0, 1)
+    )
+    return _spans.from_intervals(lo, hi, kv_len)
+
+  def tile_bounds(self, grid):
+    spans = self.spans(grid.q_len, grid.kv_len)
+    if spans is not None:
+      return TileBounds.from_spans(spans, grid)
+    hits, fills = [], []
+    for batch in range(grid.lead[0]):
+      q_ids, kv_ids = (x.array[batch % len(x.array)] for x in (self.q_ids, self.kv_ids))
+      for head in range(grid.lead[1]):
+        offset = (batch * grid.lead[1] + head) * grid.rows
+        hit, fill = _id_tiles(q_ids, kv_ids, grid)
+        hits.append((hit[0] + offset, *hit[1:]))
+        fills.append((fill[0] + offset, *fill[1:]))
+    size = (grid.all_rows, grid.cols)
+    return TileBounds.exact(
+      grid, *(_tile_runs.covered(*map(np.concatenate, zip(*x, strict=True)), 1, *size) for x in (hits, fills))
+    )
+
+  def tile_rule(self, q_len, kv_len):
+    rule = super().tile_rule(q_len, kv_len)
+    if rule is not None:
+      return rule
+    tokens = (x.array[:, None, None] for x in (self.q_ids, self.kv_ids))
+    return _tile_rule.TileRule(_tile_rule.SameIdTest(), *tokens)
+
+  def __repr__(self):
+    if self.q_ids == self.kv_ids:
+      return f"document({self.q_ids!r})"
+    return f"document({self.q_ids!r}, kv_ids={self.kv_ids!r})"
+
+
+def document(ids, kv_ids=None) -> Mask:
+  """Query i may use key j if ids[i] == kv_ids[j] and ids[i] >= 0.
+
+  Packs several documents into one sequence (segment ids). Equality is all that counts: ids need not be
+  sorted, and an id that appears again belongs to the same document. Negative ids are padding: such
+  queries see nothing and such keys are seen by none.
+
+  Args:
+    ids: int [tokens] or [batch, tokens], the document of each query, and of each key if kv_ids is None.
+    kv_ids: The same for the keys, where they differ from the queries.
+
+  Returns:
+    The mask; it fits only these lengths.
+
+  Raises:
+    TypeError: The ids are traced or not integer.
+    ValueError: The ids have another rank, or different batch sizes.
+
+  References:
+    Krell et al., Efficient sequence packing without cross-contamination, arXiv:2107.02027.
+
+  >>> document([0, 0, 1, -1]).to_dense(4, 4).astype(int)
+  array([[1, 1, 0, 0],
+         [1, 1, 0, 0],
+         [0, 0, 1, 0],
+         [0, 0, 0, 0]])
+  """
+  shapes = "[tokens] or [batch, tokens]"
+  q_ids = np.atleast_2d(_checks.concrete_ids("ids", ids, (1, 2), shapes))
+  if kv_ids is None:
+    frozen = FrozenArray(q_ids)
+    return Document(frozen, frozen)
+  keys = np.atleast_2d(_checks.concrete_ids("kv_ids", kv_ids, (1, 2), shapes))
+  if len(q_ids) != len(keys) and 1 not in (len(q_ids), len(keys)):
+    raise ValueError(
+      f"`ids` and `kv_ids` must have the same batch size or 1, got {len(q_ids)} and {len(keys)}."
+    )
+  batch = max(len(q_ids), len(keys))
+  return Document(
+    *(FrozenArray(np.broadcast_to(x, (batch, x.shape[1]))) for x in (q_ids, keys))
+  )
+
+
+def document_from_lengths(lengths, total: int | None = None) -> Mask:
+  """The `document` mask of documents that stand one behind the other.
+
+  Args:
+    lengths: int [documents], tokens of each document; at least 0.
+    total: Tokens in all; those behind the last document are padding. None means no padding.
+
+  Returns:
+    The mask, for `total` queries and as many keys.
+
+  Raises:
+    TypeError: lengths is traced or not integer.
+    ValueError: A length is negative, or they exceed `total`.
+
+  >>> document_from_lengths([2, 1], total=4) == document([0, 0, 1, -1])
+  True
+  """
+  lengths = _checks.concrete_ids("lengths", lengths, (1,), "[documents]").astype(np.int64)
+  if lengths.size and lengths.min() < 0:
+    raise ValueError(f"`lengths` must be at least 0, got {int(lengths.min())}.")
+  used = int(lengths.sum())
+  total = used if total is None else _checks.integer("total", total)
+  if used > total:
+    raise ValueError(
+      f"`lengths` must sum to at most total={total}, got {used}. Cut the last document or raise total."
+    )
+  ids = np.full(total, -1, np.int32)
+  ids[:used] = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+  return document(ids)
+
+
+def _id_runs(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """(id, start, stop) of each run of equal ids, without padding, ordered by id and then position."""
+  start = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])[: len(ids)])
+  stop = np.append(start[1:], len(ids))[: len(start)]
+  order = np.argsort(ids[start], kind="stable")
+  order = order[ids[start][order] >= 0]
+  return ids[start][order], start[order], stop[order]
+
+
+def _id_intervals(q_ids, kv_ids) -> tuple[np.ndarray, np.ndarray] | None:
+  """Intervals of keys with the id of each query, [n, queries]; None if an id has too many runs."""
+  run_id, run_start, run_stop = _id_runs(kv_ids)
+  known, first, runs = np.unique(run_id, return_index=True, return_counts=True)
+  count = int(runs.max(initial=1))
+  if count > _spans.MAX_SPANS:
+    return None
+  table = np.zeros((2, len(known) + 1, count), np.int32)  # the last entry: ids that no key has
+  entry = np.repeat(np.arange(len(known)), runs)
+  nth = np.arange(len(run_id)) - np.repeat(first, runs)
+  table[0, entry, nth], table[1, entry, nth] = run_start, run_stop
+  edges = np.append(True, q_ids[1:] != q_ids[:-1])[: len(q_ids)]
+  values = q_ids[edges]
+  where = np.searchsorted(known, values)
+  found = (where < len(known)) & (np.append(known, 0)[where] == values) & (values >= 0)
+  which = np.where(found, where, len(known))
+  repeats = np.diff(np.append(np.flatnonzero(edges), len(q_ids)))
+  lo, hi = (np.repeat(t[which].T, repeats, axis=1) for t in table)
+  return lo, hi
+
+
+def _id_tiles(q_ids, kv_ids, grid):
+  """Exact tiles of ids in any order: intervals (row, start, stop) that hit and that fill."""
+  rows, row_ids = _tile_ids(q_ids, grid.block_q)
+  cols, col_ids = _tile_ids(kv_ids, grid.block_kv)
+  hit = _join(rows, row_ids, cols, col_ids)
+  row_alone, col_alone = _uniform(q_ids, grid.block_q), _uniform(kv_ids, grid.block_kv)
+  r, c = row_alone[rows], col_alone[cols]
+  return hit, _join(rows[r], row_ids[r], cols[c], col_ids[c])
+
+
+def _tile_ids(ids, block: int) -> tuple[np.ndarray, np.ndarray]:
+  """Distinct (tile, id) pairs without padding, ordered by id and then tile."""
+  pairs = np.stack([ids.astype(np.int64), np.arange(len(ids)) // block])
+  id_, tile = np.unique(pairs[:, ids >= 0], axis=1)
+  return tile, id_
+
+
+def _uniform(ids, block: int) -> np.ndarray:
+  """Tiles all of whose tokens carry one id."""
+  starts = np.arange(0, len(ids), block)
+  return np.minimum.reduceat(ids, starts) == np.maximum.reduceat(ids, starts)
+
+
+def _join(rows, row_ids, cols, col_ids):
+  """(row, col, col + 1) for every row and column tile with a common id."""
+  begin = np.searchsorted(col_ids, row_ids, "left")
+  matches = np.searchsorted(col_ids, row_ids, "right") - begin
+  entry = np.arange(matches.sum()) - np.repeat(np.cumsum(matches) - matches - begin, matches)
+  return np.repeat(rows, matches), cols[entry], cols[entry] + 1
+

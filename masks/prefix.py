@@ -1,0 +1,115 @@
+"""Limits on the key position alone: a prefix that all see, and padding that nobody sees."""
+
+import dataclasses
+
+import numpy as np
+
+from masks import _checks, _spans
+from masks._frozen import FrozenArray
+from masks._mask import Mask
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _KeyLimit(Mask):
+  """Key j is allowed below a limit, one for all or one per example."""
+
+  limits: FrozenArray  # [batch] int32
+
+  @property
+  def lead(self):
+    return (self.limits.array.size, 1)
+
+  def allows(self, q_idx, kv_idx):
+    return (kv_idx < int(self.limits.array[0])) & (q_idx >= 0)
+
+  def select(self, batch, head):
+    return type(self)(FrozenArray(self.limits.array[batch : batch + 1]))
+
+  def spans(self, q_len, kv_len):
+    hi = np.broadcast_to(self.limits.array[:, None, None], (self.limits.array.size, 1, q_len))
+    return _spans.from_bounds(np.zeros_like(hi), hi, kv_len)
+
+  def _repr_limits(self) -> str:
+    limits = self.limits.array
+    return str(limits.tolist() if 1 < limits.size <= 8 else limits[0] if limits.size == 1 else self.limits)
+
+
+class Prefix(_KeyLimit):
+  """See `prefix`."""
+
+  def __repr__(self):
+    return f"prefix({self._repr_limits()})"
+
+
+class Padding(_KeyLimit):
+  """See `padding`."""
+
+  def check(self, q_len, kv_len):
+    longest = int(self.limits.array.max(initial=0))
+    if longest > kv_len:
+      raise ValueError(
+        f"`kv_lengths` must be at most the number of keys, {kv_len}, got {longest}. Give the lengths of "
+        "the keys that are passed."
+      )
+
+  def __repr__(self):
+    return f"padding({self._repr_limits()})"
+
+
+def prefix(n) -> Mask:
+  """Query i may use key j if j < n: the first n keys, whatever the query.
+
+  `causal() | prefix(n)` is the prefix-LM mask; `causal() & (prefix(4) | sliding_window(w))` keeps
+  four attention sinks, as in streaming.
+
+  Args:
+    n: Number of keys, an int or an int array [batch] with one number per example; at least 0.
+
+  Returns:
+    The mask.
+
+  Raises:
+    ValueError: n is negative or has more than one dimension.
+    TypeError: n is not integer.
+
+  References:
+    Raffel et al., T5, arXiv:1910.10683, section 3.2.1; Xiao et al., StreamingLLM, arXiv:2309.17453.
+
+  >>> from masks import causal
+  >>> (causal() | prefix(2)).to_dense(3, 3).astype(int)
+  array([[1, 1, 0],
+         [1, 1, 0],
+         [1, 1, 1]])
+  """
+  return Prefix(_limits("n", n))
+
+
+def padding(kv_lengths) -> Mask:
+  """Query i of example b may use key j if j < kv_lengths[b]: keys beyond are padding.
+
+  Args:
+    kv_lengths: Number of real keys, an int or an int array [batch]; at least 0.
+
+  Returns:
+    The mask. A length beyond the number of keys is an error when the mask is used.
+
+  Raises:
+    ValueError: kv_lengths is negative or has more than one dimension.
+    TypeError: kv_lengths is not integer.
+
+  >>> padding([1, 3]).to_dense(1, 3).astype(int)
+  array([[[1, 0, 0]],
+         [[1, 1, 1]]])
+  """
+  return Padding(_limits("kv_lengths", kv_lengths))
+
+
+def _limits(name: str, value) -> FrozenArray:
+  limits = _checks.concrete_ids(name, value, (0, 1), "[] or [batch]").reshape(-1)
+  if limits.size == 0:
+    raise ValueError(f"`{name}` must hold at least one number, got an empty array.")
+  if limits.min() < 0:
+    raise ValueError(f"`{name}` must be at least 0, got {int(limits.min())}.")
+  return FrozenArray(limits)
+
+
