@@ -1,0 +1,1 @@
+"""Pallas TPU kernels, one per file: the body and its launcher."""
