@@ -149,12 +149,21 @@ def _run(q, k, v, sinks, plan: Plan):
     operands, attend = _reference.prepare(plan.block_mask), _reference.attend
   else:
     operands, attend = MaskOperands.of(plan.block_mask), _attend_of(plan)
-  return _jitted(q, k, v, sinks, operands, plan.options, attend=attend)
+  out, lse = _jitted(q, k, v, sinks, operands, plan.options, attend=attend)
+  return _poison_overflow(out, lse, plan)
 
 
 @functools.partial(jax.jit, static_argnames=("options", "attend"))
 def _jitted(q, k, v, sinks, operands, options: AttentionOptions, *, attend):
   return attend(q, k, v, sinks, operands, options)
+
+
+def _poison_overflow(out, lse, plan: Plan):
+  """NaN throughout where a traced mask needs more steps than its capacity: never a truncated result."""
+  if plan.implementation == "reference" or not plan.block_mask.may_overflow:
+    return out, lse
+  overflow = plan.block_mask.overflow
+  return tuple(jnp.where(overflow, jnp.nan, x).astype(x.dtype) for x in (out, lse))
 
 
 @functools.lru_cache(maxsize=256)

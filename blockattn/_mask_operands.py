@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from masks import BlockMask, Schedule, TileKind
+from masks import BlockMask, TileKind
 from masks._linear_runs import LinearRuns
+from masks._schedule import DeviceSchedule, Schedule
 
 
 @jax.tree_util.register_dataclass
@@ -20,8 +21,9 @@ class MaskOperands:
 
   Attributes:
     schedule: Active tiles in row order.
-    q_tokens: [batch, heads, numbers, q_len] as runs: the numbers per query that `test` takes.
-    kv_tokens: [batch, heads, numbers, kv_len] as runs.
+    q_tokens: [batch, heads, numbers, q_len] as `LinearRuns`, or the array if traced: the numbers per query
+      that `test` takes; None if it takes none.
+    kv_tokens: [batch, heads, numbers, kv_len] likewise.
     tiles: [n, block_q, block_kv] int8, the stored PARTIAL tiles; None where `test` computes them.
     tile_ids: [steps] int32, the stored tile of each step or of the next PARTIAL step; None likewise.
     test: Hashable test of (query, key) pairs, see `masks._tile_rule`; None where tiles are stored.
@@ -30,9 +32,9 @@ class MaskOperands:
     cols: Tile columns.
   """
 
-  schedule: Schedule
-  q_tokens: LinearRuns | None
-  kv_tokens: LinearRuns | None
+  schedule: Schedule | DeviceSchedule
+  q_tokens: typing.Any
+  kv_tokens: typing.Any
   tiles: typing.Any
   tile_ids: typing.Any
   test: typing.Any = dataclasses.field(metadata={"static": True})
@@ -66,11 +68,15 @@ class MaskOperands:
 
   def expand_tokens(self) -> tuple[jax.Array | None, jax.Array | None]:
     """The numbers per query and per key as arrays; None where there are none."""
-    return tuple(None if t is None else t.expand() for t in (self.q_tokens, self.kv_tokens))
+    return tuple(
+      t.expand() if isinstance(t, LinearRuns) else t for t in (self.q_tokens, self.kv_tokens)
+    )
 
 
-def _token_runs(tokens: np.ndarray) -> LinearRuns | None:
-  return LinearRuns.encode(tokens) if tokens.shape[2] else None
+def _token_runs(tokens):
+  if not tokens.shape[2]:
+    return None
+  return LinearRuns.encode(tokens) if isinstance(tokens, np.ndarray) else tokens
 
 
 def _tile_ids(block_mask: BlockMask) -> np.ndarray:

@@ -13,7 +13,7 @@ from masks import BlockMask
 def prepare(block_mask: BlockMask) -> jax.Array:
   """The dense mask, bool [batch, heads, T, S] with 1 where all examples or heads agree."""
   dense = block_mask.mask.to_dense(block_mask.q_len, block_mask.kv_len)
-  return jnp.asarray(dense.reshape(*block_mask.lead, *block_mask.shape))
+  return jnp.asarray(dense).reshape(*block_mask.lead, *block_mask.shape)
 
 
 def attend(q, k, v, sinks, dense_mask, options: AttentionOptions):

@@ -14,7 +14,7 @@ BlockMask(causal() & document(int32[1, 6]), q_len=6, kv_len=6, block_q=2, block_
 from importlib.metadata import version as _version
 
 from masks._mask import Mask
-from masks._schedule import Schedule
+from masks._schedule import DeviceSchedule, Schedule
 from masks._stats import MaskStats
 from masks.block_mask import BlockMask
 from masks.causal import causal, full
@@ -29,6 +29,7 @@ __version__ = _version("blockattn")
 
 __all__ = [
   "BlockMask",
+  "DeviceSchedule",
   "Mask",
   "MaskStats",
   "Schedule",

@@ -31,22 +31,33 @@ def non_negative(name: str, value, remedy: str) -> int:
   return position(name, value)
 
 
-def concrete_ids(name: str, ids, ranks: tuple[int, ...], shapes: str) -> np.ndarray:
-  """Integer array of one of these ranks, as int32."""
+def id_array(name: str, ids, ranks: tuple[int, ...], shapes: str):
+  """Integer array of one of these ranks, as int32: NumPy, or JAX if it is traced."""
   if isinstance(ids, jax.core.Tracer):
-    raise TypeError(
-      f"`{name}` must be a concrete array, got a traced one of shape {ids.shape}. Build the mask outside of "
-      "jit, or pass the ids to the jitted function as a static argument."
-    )
+    _check_ids(name, ids, ranks, shapes)
+    return ids.astype(np.int32)
   ids = np.asarray(ids)
   if ids.size == 0 and ids.dtype == np.float64:
     ids = ids.astype(np.int32)  # NumPy's dtype for an empty list
-  if ids.dtype.kind not in "iu":
-    raise TypeError(f"`{name}` must have an integer dtype, got {ids.dtype}. Convert it first.")
-  if ids.ndim not in ranks:
-    raise ValueError(f"`{name}` must have shape {shapes}, got shape {ids.shape}.")
+  _check_ids(name, ids, ranks, shapes)
   if ids.size and not (-(2**31) <= int(ids.min()) and int(ids.max()) < 2**31):
     raise ValueError(
       f"`{name}` must fit int32, got values from {ids.min()} to {ids.max()}. Renumber them from 0."
     )
   return ids.astype(np.int32)
+
+
+def concrete_ids(name: str, ids, ranks: tuple[int, ...], shapes: str) -> np.ndarray:
+  """`id_array` of an array that must not be traced."""
+  if isinstance(ids, jax.core.Tracer):
+    raise TypeError(
+      f"`{name}` must be concrete, got a traced array of shape {ids.shape}. Build the mask outside of jit."
+    )
+  return id_array(name, ids, ranks, shapes)
+
+
+def _check_ids(name: str, ids, ranks: tuple[int, ...], shapes: str) -> None:
+  if not np.issubdtype(ids.dtype, np.integer):
+    raise TypeError(f"`{name}` must have an integer dtype, got {ids.dtype}. Convert it first.")
+  if ids.ndim not in ranks:
+    raise ValueError(f"`{name}` must have shape {shapes}, got shape {ids.shape}.")

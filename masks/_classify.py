@@ -12,7 +12,7 @@ import typing
 
 import numpy as np
 
-from masks import _tile_runs
+from masks import _checks, _tile_runs
 from masks._spans import Spans
 from masks._tile_runs import TileRuns
 
@@ -32,6 +32,14 @@ class TileGrid:
   block_q: int
   block_kv: int
   lead: tuple[int, int] = (1, 1)
+
+  @classmethod
+  def of(cls, q_len, kv_len, block_q, block_kv, lead) -> TileGrid:
+    """Checked sizes: lengths are non-negative (see `check_lengths`), tiles hold at least one token."""
+    for name, value in (("block_q", block_q), ("block_kv", block_kv)):
+      if _checks.integer(name, value) < 1:
+        raise ValueError(f"`{name}` must be at least 1, got {name}={value}.")
+    return cls(int(q_len), int(kv_len), int(block_q), int(block_kv), lead)
 
   @property
   def rows(self) -> int:

@@ -1,8 +1,9 @@
-"""FrozenArray: a NumPy array as a value, compared and hashed by content."""
+"""How masks hold arrays: concrete ones as values, traced ones as themselves."""
 
 import functools
 import hashlib
 
+import jax
 import numpy as np
 
 
@@ -31,3 +32,27 @@ class FrozenArray:
 
   def __repr__(self):
     return f"{self.array.dtype}[{', '.join(map(str, self.array.shape))}]"
+
+
+class TracedArray:
+  """An array whose values are unknown while a function is traced; equal only to itself."""
+
+  def __init__(self, array):
+    self.array = array
+
+  def __eq__(self, other):
+    return isinstance(other, TracedArray) and self.array is other.array
+
+  def __hash__(self):
+    return id(self.array)
+
+  def __repr__(self):
+    shape = getattr(self.array, "shape", ())
+    return f"traced {getattr(self.array, 'dtype', '')}[{', '.join(map(str, shape))}]"
+
+
+def hold(array) -> FrozenArray | TracedArray:
+  """A value for a concrete array; a holder for a tracer, or for what stands for an array in a pytree."""
+  if isinstance(array, jax.core.Tracer) or not isinstance(array, np.ndarray | jax.Array):
+    return TracedArray(array)
+  return FrozenArray(array)

@@ -7,14 +7,17 @@ what makes it fast is `spans` (masks/_spans.py) or its own `tile_bounds` and `ti
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import typing
 
 import jax
 import numpy as np
 
-from masks import _spans, _tile_rule
+from masks import _device_bounds, _spans, _tile_rule
 from masks._classify import TileBounds, TileGrid
+from masks._device_bounds import DeviceBounds
+from masks._frozen import TracedArray, hold
 
 if typing.TYPE_CHECKING:
   from masks.block_mask import BlockMask
@@ -35,9 +38,31 @@ class Mask:
   True
   """
 
+  array_fields: typing.ClassVar[tuple[str, ...]] = ()
+  """Attributes that hold arrays which may be traced: the leaves of the mask as a pytree."""
+
   def __init_subclass__(cls, **kwargs):
     super().__init_subclass__(**kwargs)
-    jax.tree_util.register_static(cls)
+    jax.tree_util.register_pytree_node(cls, cls.tree_flatten, cls.tree_unflatten)
+
+  def tree_flatten(self):
+    """Arrays that may be traced, and the rest of the mask."""
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # pyright: ignore
+    arrays = tuple(fields.pop(name).array for name in self.array_fields)
+    return arrays, tuple(fields.items())
+
+  @classmethod
+  def tree_unflatten(cls, aux, children):
+    """The opposite of `tree_flatten`."""
+    mask = object.__new__(cls)
+    vars(mask).update(aux)
+    vars(mask).update(zip(cls.array_fields, map(hold, children), strict=True))
+    return mask
+
+  @property
+  def is_traced(self) -> bool:
+    """Whether the mask holds traced arrays."""
+    return any(isinstance(getattr(self, name), TracedArray) for name in self.array_fields)
 
   @property
   def lead(self) -> tuple[int, int]:
@@ -66,6 +91,10 @@ class Mask:
     spans = self.spans(grid.q_len, grid.kv_len)
     return TileBounds.unknown(grid) if spans is None else TileBounds.from_spans(spans, grid)
 
+  def device_bounds(self, grid: TileGrid) -> DeviceBounds:
+    """What is known of every tile on the device, for masks that hold traced arrays."""
+    return _device_bounds.of_concrete(self, grid)
+
   def tile_rule(self, q_len: int, kv_len: int) -> _tile_rule.TileRule | None:
     """How a kernel computes the mask inside a tile, or None if its tiles have to be stored."""
     spans = self.spans(q_len, kv_len)
@@ -86,26 +115,39 @@ class Mask:
       kv_len: Number of keys.
 
     Returns:
-      bool [q_len, kv_len]; in front, batch and heads where the mask distinguishes them.
+      bool [q_len, kv_len]; in front, batch and heads where the mask distinguishes them. A NumPy array, or
+      a JAX array if the mask holds traced arrays.
 
     Raises:
       ValueError: The mask holds arrays of other lengths.
     """
     check_lengths(self, q_len, kv_len)
+    if self.is_traced:
+      return squeeze_lead(_tile_rule.dense(require_tile_rule(self, q_len, kv_len), q_len, kv_len))
     batch, heads = self.lead
     dense = [
       [self.select(b, h).box(0, q_len, 0, kv_len) for h in range(heads)] for b in range(batch)
     ]
     return squeeze_lead(np.array(dense, bool).reshape(batch, heads, q_len, kv_len))
 
-  def block_mask(self, q_len: int, kv_len: int, block_q: int, block_kv: int) -> BlockMask:
+  def block_mask(
+    self, q_len: int, kv_len: int, block_q: int, block_kv: int, *, capacity: int | None = None
+  ) -> BlockMask:
     """Classifies the tiles of the mask for given lengths; equal calls share one result.
+
+    A mask that holds traced arrays is classified on the device, by conservative bounds: its EMPTY tiles
+    are empty and its FULL ones full, and attention over it is exact. Such a block mask can be built once,
+    outside a scan over layers, and passed in.
 
     Args:
       q_len: Number of queries.
       kv_len: Number of keys.
       block_q: Queries per tile.
       block_kv: Keys per tile.
+      capacity: Only for traced masks: how many steps to make room for, over all examples; a step is an
+        active tile, or a row of tiles without any. None makes room for every tile that the concrete parts
+        of the mask leave possible. Where a mask needs more, attention returns NaN throughout, and
+        `block_mask.check()` raises.
 
     Returns:
       The `BlockMask`. Lengths need not be multiples of the tile: the ragged tail is PARTIAL.
@@ -114,10 +156,17 @@ class Mask:
       ValueError: A length is negative, a tile size is not positive, or the mask holds arrays of
         other lengths.
     """
-    from masks.block_mask import build_block_mask  # noqa: PLC0415 (block_mask imports Mask)
+    from masks import _device_block_mask, _host_block_mask  # noqa: PLC0415 (they import Mask)
 
     check_lengths(self, q_len, kv_len)
-    return build_block_mask(self, q_len, kv_len, block_q, block_kv)
+    grid = TileGrid.of(q_len, kv_len, block_q, block_kv, self.lead)
+    if self.is_traced:
+      return _device_block_mask.build(self, grid, capacity)
+    if capacity is not None:
+      raise ValueError(
+        f"`capacity` is for masks with traced arrays, got capacity={capacity} for {self!r}. Leave it None."
+      )
+    return _host_block_mask.build(self, grid)
 
   def __and__(self, other: Mask) -> Mask:
     """Keys that both masks allow."""
@@ -148,7 +197,18 @@ def check_lengths(mask: Mask, q_len: int, kv_len: int) -> None:
   mask.check(q_len, kv_len)
 
 
-def squeeze_lead(array: np.ndarray) -> np.ndarray:
+def require_tile_rule(mask: Mask, q_len: int, kv_len: int) -> _tile_rule.TileRule:
+  """The tile rule of a mask with traced arrays, whose tiles cannot be stored."""
+  rule = mask.tile_rule(q_len, kv_len)
+  if rule is None:
+    raise NotImplementedError(
+      f"A mask with traced arrays cannot be combined with one whose tiles have to be stored, got {mask!r}. "
+      "Write that part as from_function of element-wise operations, or build the mask outside of jit."
+    )
+  return rule
+
+
+def squeeze_lead(array):
   """Drops the batch and the heads axis, each where it is 1."""
   return array.reshape(*(n for n in array.shape[:2] if n != 1), *array.shape[2:])
 
@@ -165,6 +225,19 @@ class Not(Mask):
       self.operand = operand
 
   lead = property(lambda self: self.operand.lead)
+  is_traced = property(lambda self: self.operand.is_traced)
+
+  def tree_flatten(self):
+    return (self.operand,), None
+
+  @classmethod
+  def tree_unflatten(cls, aux, children):
+    mask = object.__new__(cls)
+    mask.operand = children[0]
+    return mask
+
+  def device_bounds(self, grid):
+    return ~self.operand.device_bounds(grid)
 
   def allows(self, q_idx, kv_idx):
     return ~self.operand.allows(q_idx, kv_idx)
@@ -226,6 +299,26 @@ class _Nary(Mask):
 
   def select(self, batch, head):
     return type(self)(tuple(_select(m, batch, head) for m in self.operands))
+
+  @property
+  def is_traced(self):
+    return any(m.is_traced for m in self.operands)
+
+  def tree_flatten(self):
+    return self.operands, None
+
+  @classmethod
+  def tree_unflatten(cls, aux, children):
+    return cls(tuple(children))
+
+  def device_bounds(self, grid):
+    """Concrete operands are classified together, which is exact; the traced ones each by its bounds."""
+    concrete = tuple(m for m in self.operands if not m.is_traced)
+    bounds = [m.device_bounds(grid) for m in self.operands if m.is_traced]
+    if concrete:
+      known = concrete[0] if len(concrete) == 1 else type(self)(concrete)
+      bounds.append(_device_bounds.of_concrete(known, grid))
+    return functools.reduce(type(self).fold_bounds, bounds)
 
   def _parts(self, q_len, kv_len) -> tuple[_spans.Spans | None, list[Mask]]:
     """The operands that are spans, folded into one, and the others."""

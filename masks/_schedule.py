@@ -78,8 +78,51 @@ class Schedule:
     lengths = xp.asarray(self.lengths)
     begin = (xp.cumsum(lengths) - lengths)[run]
     inner = xp.asarray(self.start)[run] + xp.arange(self.num_steps) - begin
-    edge = xp.ones(1, bool)
-    differs = outer[1:] != outer[:-1]
-    first = xp.concatenate([edge, differs])[: self.num_steps]
-    last = xp.concatenate([differs, edge])[: self.num_steps]
-    return Steps(*(x.astype(xp.int32) for x in (outer, inner, kinds, first, last)))
+    return _steps(outer, inner, kinds, xp)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DeviceSchedule:
+  """A schedule whose steps are known on the device only.
+
+  Attributes:
+    steps: One entry per step and beyond `num_steps` anything in range, [capacity].
+    num_steps: int32 [], at most the capacity.
+    overflow: bool [], whether the mask needs more steps.
+  """
+
+  steps: Steps
+  num_steps: typing.Any
+  overflow: typing.Any
+
+  @classmethod
+  def build(cls, kinds, capacity: int) -> DeviceSchedule:
+    """From `TileKind`s by output tile, [num_outer, num_inner]."""
+    num_outer, num_inner = kinds.shape
+    idle = (kinds == TileKind.EMPTY).all(axis=1)
+    wanted = (kinds != TileKind.EMPTY).at[:, :1].max(idle[:, None])
+    needed = wanted.sum(dtype=jnp.int32)
+    (flat,) = jnp.nonzero(wanted.reshape(-1), size=capacity, fill_value=-1)
+    outer = jnp.where(flat < 0, num_outer, flat // max(num_inner, 1))  # ends the last output tile
+    steps = _steps(outer, flat % max(num_inner, 1), kinds.reshape(-1)[flat], jnp)
+    steps = steps._replace(outer=jnp.minimum(steps.outer, num_outer - 1))
+    return cls(steps, jnp.minimum(needed, capacity), needed > capacity)
+
+  @property
+  def capacity(self) -> int:
+    """Steps there is room for."""
+    return self.steps.outer.shape[0]
+
+  def expand(self, xp=jnp) -> Steps:
+    """One entry per step."""
+    del xp
+    return self.steps
+
+
+def _steps(outer, inner, kinds, xp) -> Steps:
+  edge = xp.ones(1, bool)
+  differs = outer[1:] != outer[:-1]
+  first = xp.concatenate([edge, differs])[: len(outer)]
+  last = xp.concatenate([differs, edge])[: len(outer)]
+  return Steps(*(x.astype(xp.int32) for x in (outer, inner, kinds, first, last)))

@@ -47,13 +47,13 @@ class TileRule:
 
   Attributes:
     test: What decides.
-    q_tokens: [batch, heads, num_q, q_len] int32; batch and heads are 1 where shared.
+    q_tokens: [batch, heads, num_q, q_len] int32; batch and heads are 1 where shared. NumPy, or traced.
     kv_tokens: [batch, heads, num_kv, kv_len] int32.
   """
 
   test: TileTest
-  q_tokens: np.ndarray
-  kv_tokens: np.ndarray
+  q_tokens: typing.Any
+  kv_tokens: typing.Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +156,13 @@ def from_spans(spans: Spans) -> TileRule:
   return TileRule(SpanTest(tuple(bounds)), q_tokens, np.zeros((*lead, 0, spans.kv_len), np.int32))
 
 
+def below(limits, q_len: int, kv_len: int) -> TileRule:
+  """The rule `key < limits[b]` of traced limits [batch]."""
+  q_tokens = jnp.broadcast_to(limits[:, None, None, None], (limits.shape[0], 1, 1, q_len))
+  test = SpanTest(((False, True),))
+  return TileRule(test, q_tokens, np.zeros((1, 1, 0, kv_len), np.int32))
+
+
 def negate(rule: TileRule) -> TileRule:
   """The rule of the complement."""
   return dataclasses.replace(rule, test=NegatedTest(rule.test))
@@ -172,9 +179,20 @@ def combine(symbol: str, rules: list[TileRule]) -> TileRule:
   )
 
 
-def _stack(tokens: list[np.ndarray]) -> np.ndarray:
+def _stack(tokens: list):
+  xp = np if all(isinstance(t, np.ndarray) for t in tokens) else jnp
   lead = np.broadcast_shapes(*(t.shape[:2] for t in tokens))
-  return np.concatenate([np.broadcast_to(t, (*lead, *t.shape[2:])) for t in tokens], axis=2)
+  return xp.concatenate([xp.broadcast_to(t, (*lead, *t.shape[2:])) for t in tokens], axis=2)
+
+
+def dense(rule: TileRule, q_len: int, kv_len: int) -> jax.Array:
+  """The whole mask, bool [batch, heads, q_len, kv_len]."""
+  q_idx, kv_idx = jnp.arange(q_len)[:, None], jnp.arange(kv_len)[None, :]
+  q_tokens = [rule.q_tokens[:, :, n, :, None] for n in range(rule.test.num_q)]
+  kv_tokens = [rule.kv_tokens[:, :, n, None, :] for n in range(rule.test.num_kv)]
+  allowed = rule.test(q_idx, kv_idx, q_tokens, kv_tokens)
+  lead = np.broadcast_shapes(rule.q_tokens.shape[:2], rule.kv_tokens.shape[:2])
+  return jnp.broadcast_to(allowed, (*lead, q_len, kv_len))
 
 
 # What a function of positions may use so that it runs inside a TPU kernel: integer and boolean

@@ -2,11 +2,12 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 
-from masks import _checks, _spans, _tile_rule, _tile_runs
+from masks import _checks, _device_bounds, _spans, _tile_rule, _tile_runs
 from masks._classify import TileBounds
-from masks._frozen import FrozenArray
+from masks._frozen import FrozenArray, TracedArray, hold
 from masks._mask import Mask
 
 
@@ -14,12 +15,13 @@ from masks._mask import Mask
 class Document(Mask):
   """See `document`. The ids are [batch, tokens] int32."""
 
-  q_ids: FrozenArray
-  kv_ids: FrozenArray
+  q_ids: FrozenArray | TracedArray
+  kv_ids: FrozenArray | TracedArray
+  array_fields = ("q_ids", "kv_ids")
 
   @property
   def lead(self):
-    return (len(self.q_ids.array), 1)
+    return (self.q_ids.array.shape[0], 1)
 
   def check(self, q_len, kv_len):
     lengths = (self.q_ids.array.shape[1], self.kv_ids.array.shape[1])
@@ -38,6 +40,8 @@ class Document(Mask):
     return Document(FrozenArray(self.q_ids.array[pick]), FrozenArray(self.kv_ids.array[pick]))
 
   def spans(self, q_len, kv_len):
+    if self.is_traced:
+      return None
     per_example = [
       _id_intervals(q, kv) for q, kv in zip(self.q_ids.array, self.kv_ids.array, strict=True)
     ]
@@ -52,9 +56,8 @@ class Document(Mask):
     return _spans.from_intervals(lo, hi, kv_len)
 
   def tile_bounds(self, grid):
-    spans = self.spans(grid.q_len, grid.kv_len)
-    if spans is not None:
-      return TileBounds.from_spans(spans, grid)
+    if self.is_traced or self.spans(grid.q_len, grid.kv_len) is not None:
+      return super().tile_bounds(grid)
     hits, fills = [], []
     for batch in range(grid.lead[0]):
       q_ids, kv_ids = (x.array[batch % len(x.array)] for x in (self.q_ids, self.kv_ids))
@@ -67,6 +70,9 @@ class Document(Mask):
     return TileBounds.exact(
       grid, *(_tile_runs.covered(*map(np.concatenate, zip(*x, strict=True)), 1, *size) for x in (hits, fills))
     )
+
+  def device_bounds(self, grid):
+    return _device_bounds.of_ids(self.q_ids.array, self.kv_ids.array, grid)
 
   def tile_rule(self, q_len, kv_len):
     rule = super().tile_rule(q_len, kv_len)
@@ -90,13 +96,14 @@ def document(ids, kv_ids=None) -> Mask:
 
   Args:
     ids: int [tokens] or [batch, tokens], the document of each query, and of each key if kv_ids is None.
+      May be traced: tiles are then told apart by the range of ids in each, exactly for sorted ids.
     kv_ids: The same for the keys, where they differ from the queries.
 
   Returns:
     The mask; it fits only these lengths.
 
   Raises:
-    TypeError: The ids are traced or not integer.
+    TypeError: The ids are not integer.
     ValueError: The ids have another rank, or different batch sizes.
 
   References:
@@ -109,19 +116,22 @@ def document(ids, kv_ids=None) -> Mask:
          [0, 0, 0, 0]])
   """
   shapes = "[tokens] or [batch, tokens]"
-  q_ids = np.atleast_2d(_checks.concrete_ids("ids", ids, (1, 2), shapes))
+  q_ids = _batched(_checks.id_array("ids", ids, (1, 2), shapes))
   if kv_ids is None:
-    frozen = FrozenArray(q_ids)
-    return Document(frozen, frozen)
-  keys = np.atleast_2d(_checks.concrete_ids("kv_ids", kv_ids, (1, 2), shapes))
+    held = hold(q_ids)
+    return Document(held, held)
+  keys = _batched(_checks.id_array("kv_ids", kv_ids, (1, 2), shapes))
   if len(q_ids) != len(keys) and 1 not in (len(q_ids), len(keys)):
     raise ValueError(
       f"`ids` and `kv_ids` must have the same batch size or 1, got {len(q_ids)} and {len(keys)}."
     )
   batch = max(len(q_ids), len(keys))
-  return Document(
-    *(FrozenArray(np.broadcast_to(x, (batch, x.shape[1]))) for x in (q_ids, keys))
-  )
+  xp = np if isinstance(q_ids, np.ndarray) and isinstance(keys, np.ndarray) else jnp
+  return Document(*(hold(xp.broadcast_to(x, (batch, x.shape[1]))) for x in (q_ids, keys)))
+
+
+def _batched(ids):
+  return ids if ids.ndim == 2 else ids[None]
 
 
 def document_from_lengths(lengths, total: int | None = None) -> Mask:

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from masks import _checks, _spans
-from masks._frozen import FrozenArray
+from masks import _checks, _device_bounds, _spans, _tile_rule
+from masks._frozen import FrozenArray, TracedArray, hold
 from masks._mask import Mask
 
 
@@ -13,11 +13,12 @@ from masks._mask import Mask
 class _KeyLimit(Mask):
   """Key j is allowed below a limit, one for all or one per example."""
 
-  limits: FrozenArray  # [batch] int32
+  limits: FrozenArray | TracedArray  # [batch] int32
+  array_fields = ("limits",)
 
   @property
   def lead(self):
-    return (self.limits.array.size, 1)
+    return (self.limits.array.shape[0], 1)
 
   def allows(self, q_idx, kv_idx):
     return (kv_idx < int(self.limits.array[0])) & (q_idx >= 0)
@@ -26,10 +27,22 @@ class _KeyLimit(Mask):
     return type(self)(FrozenArray(self.limits.array[batch : batch + 1]))
 
   def spans(self, q_len, kv_len):
+    if self.is_traced:
+      return None
     hi = np.broadcast_to(self.limits.array[:, None, None], (self.limits.array.size, 1, q_len))
     return _spans.from_bounds(np.zeros_like(hi), hi, kv_len)
 
+  def device_bounds(self, grid):
+    return _device_bounds.of_key_limits(self.limits.array, grid)
+
+  def tile_rule(self, q_len, kv_len):
+    if not self.is_traced:
+      return super().tile_rule(q_len, kv_len)
+    return _tile_rule.below(self.limits.array, q_len, kv_len)
+
   def _repr_limits(self) -> str:
+    if self.is_traced:
+      return repr(self.limits)
     limits = self.limits.array
     return str(limits.tolist() if 1 < limits.size <= 8 else limits[0] if limits.size == 1 else self.limits)
 
@@ -45,6 +58,8 @@ class Padding(_KeyLimit):
   """See `padding`."""
 
   def check(self, q_len, kv_len):
+    if self.is_traced:
+      return
     longest = int(self.limits.array.max(initial=0))
     if longest > kv_len:
       raise ValueError(
@@ -63,7 +78,8 @@ def prefix(n) -> Mask:
   four attention sinks, as in streaming.
 
   Args:
-    n: Number of keys, an int or an int array [batch] with one number per example; at least 0.
+    n: Number of keys, an int or an int array [batch] with one number per example; at least 0. May be
+      traced; a negative traced number means 0.
 
   Returns:
     The mask.
@@ -88,7 +104,8 @@ def padding(kv_lengths) -> Mask:
   """Query i of example b may use key j if j < kv_lengths[b]: keys beyond are padding.
 
   Args:
-    kv_lengths: Number of real keys, an int or an int array [batch]; at least 0.
+    kv_lengths: Number of real keys, an int or an int array [batch]; at least 0. May be traced; traced
+      lengths beyond the number of keys mean all of them.
 
   Returns:
     The mask. A length beyond the number of keys is an error when the mask is used.
@@ -104,12 +121,10 @@ def padding(kv_lengths) -> Mask:
   return Padding(_limits("kv_lengths", kv_lengths))
 
 
-def _limits(name: str, value) -> FrozenArray:
-  limits = _checks.concrete_ids(name, value, (0, 1), "[] or [batch]").reshape(-1)
+def _limits(name: str, value) -> FrozenArray | TracedArray:
+  limits = _checks.id_array(name, value, (0, 1), "[] or [batch]").reshape(-1)
   if limits.size == 0:
     raise ValueError(f"`{name}` must hold at least one number, got an empty array.")
-  if limits.min() < 0:
+  if isinstance(limits, np.ndarray) and limits.min() < 0:
     raise ValueError(f"`{name}` must be at least 0, got {int(limits.min())}.")
-  return FrozenArray(limits)
-
-
+  return hold(limits)

@@ -8,7 +8,7 @@ import typing
 import jax
 import jax.numpy as jnp
 
-from masks import Schedule
+from masks._schedule import DeviceSchedule, Schedule
 
 _KIND_BITS, _FLAG_BITS = 2, 4
 WORD_BITS = 32
@@ -85,7 +85,6 @@ class StepLayout:
     return StepFields(*reversed(fields[3:]), kind=fields[2], is_first=fields[1], is_last=fields[0])
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedSteps:
   """What kernels prefetch.
@@ -94,19 +93,19 @@ class PackedSteps:
     words: [steps] int32, see `StepLayout`.
     tile_ids: [steps] int32, the stored partial tile that the step or the next PARTIAL one fetches; [1] zero
       when no tiles are stored.
-    num_steps: Steps to run.
+    num_steps: Steps to run, an int or int32 [].
   """
 
   words: typing.Any
   tile_ids: typing.Any
-  num_steps: int = dataclasses.field(metadata={"static": True})
+  num_steps: typing.Any
 
 
 def _bits(size: int) -> int:
   return max(size - 1, 0).bit_length()
 
 
-def pack_schedule(schedule: Schedule, layout: StepLayout, tile_ids=None) -> PackedSteps:
+def pack_schedule(schedule: Schedule | DeviceSchedule, layout: StepLayout, tile_ids=None) -> PackedSteps:
   """Expands and packs a schedule; runs under jit."""
   words = layout.pack(schedule.expand())
   tile_ids = jnp.zeros(1, jnp.int32) if tile_ids is None else jnp.asarray(tile_ids)
