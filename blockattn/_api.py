@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
-import jax
 import jax.numpy as jnp
 
-from blockattn import _compat, _pallas_tpu, _reference, _validate, _xla
+from blockattn import _compat, _pallas_tpu, _reference, _validate, _vjp, _xla
 from blockattn._block_sizes import BlockSizes, choose_blocks, kernel_tiling
-from blockattn._mask_operands import MaskOperands
+from blockattn._implementation import Implementation
 from blockattn._options import AttentionOptions
 from masks import BlockMask, Mask
 
@@ -146,38 +144,21 @@ def _run(q, k, v, sinks, plan: Plan):
   if 0 in q.shape or 0 in k.shape:
     return _nothing_to_attend(q, v, sinks)
   if plan.implementation == "reference":
-    operands, attend = _reference.prepare(plan.block_mask), _reference.attend
-  else:
-    operands, attend = MaskOperands.of(plan.block_mask), _attend_of(plan)
-  out, lse = _jitted(q, k, v, sinks, operands, plan.options, attend=attend)
-  return _poison_overflow(out, lse, plan)
-
-
-@functools.partial(jax.jit, static_argnames=("options", "attend"))
-def _jitted(q, k, v, sinks, operands, options: AttentionOptions, *, attend):
-  return attend(q, k, v, sinks, operands, options)
-
-
-def _poison_overflow(out, lse, plan: Plan):
-  """NaN throughout where a traced mask needs more steps than its capacity: never a truncated result."""
-  if plan.implementation == "reference" or not plan.block_mask.may_overflow:
+    return _reference.Reference(plan.options).forward(q, k, v, sinks, plan.block_mask)
+  out, lse = _vjp.attend(_implementation(plan), q, k, v, sinks, plan.block_mask)
+  if not plan.block_mask.may_overflow:
     return out, lse
+  # Never a truncated result: NaN throughout where a traced mask needs more steps than its capacity.
   overflow = plan.block_mask.overflow
   return tuple(jnp.where(overflow, jnp.nan, x).astype(x.dtype) for x in (out, lse))
 
 
-@functools.lru_cache(maxsize=256)
-def _bind(attend, **static):
-  """The same object for the same choices, so that jit finds it again."""
-  return functools.partial(attend, **static)
-
-
-def _attend_of(plan: Plan):
+def _implementation(plan: Plan) -> Implementation:
+  sizes = plan.block_sizes
   if plan.implementation == "xla":
-    sizes = plan.block_sizes
-    return _bind(_xla.attend, block_q=sizes.block_q, block_kv=sizes.block_kv)
-  tiling = kernel_tiling(plan.block_sizes, compiled=plan.interpret is False)
-  return _bind(_pallas_tpu.attend, tiling=tiling, interpret=plan.interpret)
+    return _xla.Xla(plan.options, sizes.block_q, sizes.block_kv)
+  tiling = kernel_tiling(sizes, compiled=plan.interpret is False)
+  return _pallas_tpu.PallasTpu(plan.options, tiling, plan.interpret)
 
 
 def _nothing_to_attend(q, v, sinks):

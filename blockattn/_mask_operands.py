@@ -20,7 +20,7 @@ class MaskOperands:
   """The schedule of a block mask and what its PARTIAL tiles are computed or fetched from.
 
   Attributes:
-    schedule: Active tiles in row order.
+    schedule: Active tiles in row or in column order.
     q_tokens: [batch, heads, numbers, q_len] as `LinearRuns`, or the array if traced: the numbers per query
       that `test` takes; None if it takes none.
     kv_tokens: [batch, heads, numbers, kv_len] likewise.
@@ -30,6 +30,7 @@ class MaskOperands:
     lead: (batch, heads) that the mask distinguishes.
     rows: Tile rows of one example and head.
     cols: Tile columns.
+    is_by_column: Whether the schedule is in column order.
   """
 
   schedule: Schedule | DeviceSchedule
@@ -41,13 +42,24 @@ class MaskOperands:
   lead: tuple[int, int] = dataclasses.field(metadata={"static": True})
   rows: int = dataclasses.field(metadata={"static": True})
   cols: int = dataclasses.field(metadata={"static": True})
+  is_by_column: bool = dataclasses.field(metadata={"static": True})
 
   @classmethod
-  def of(cls, block_mask: BlockMask) -> MaskOperands:
-    """The operands of a block mask."""
-    rule, schedule = block_mask.tile_rule, block_mask.schedule
-    grid = block_mask.grid
+  def by_row(cls, block_mask: BlockMask) -> MaskOperands:
+    """The operands of a block mask, tiles in row order."""
+    return cls._of(block_mask, is_by_column=False)
+
+  @classmethod
+  def by_column(cls, block_mask: BlockMask) -> MaskOperands:
+    """The operands of a block mask, tiles in column order."""
+    return cls._of(block_mask, is_by_column=True)
+
+  @classmethod
+  def _of(cls, block_mask: BlockMask, is_by_column: bool) -> MaskOperands:
+    rule, grid = block_mask.tile_rule, block_mask.grid
+    schedule = block_mask.column_schedule if is_by_column else block_mask.schedule
     common = {"schedule": schedule, "lead": grid.lead, "rows": grid.rows, "cols": grid.cols}
+    common["is_by_column"] = is_by_column
     if rule is not None:
       return cls(
         q_tokens=_token_runs(rule.q_tokens),
@@ -61,7 +73,7 @@ class MaskOperands:
       q_tokens=None,
       kv_tokens=None,
       tiles=block_mask.partial_tiles.astype(np.int8),
-      tile_ids=_tile_ids(block_mask),
+      tile_ids=_tile_ids(block_mask, schedule, is_by_column),
       test=None,
       **common,
     )
@@ -79,15 +91,16 @@ def _token_runs(tokens):
   return LinearRuns.encode(tokens) if isinstance(tokens, np.ndarray) else tokens
 
 
-def _tile_ids(block_mask: BlockMask) -> np.ndarray:
-  """For each step in row order, the stored tile that it or the next PARTIAL step needs."""
-  steps = block_mask.schedule.expand(np)
+def _tile_ids(block_mask: BlockMask, schedule: Schedule, is_by_column: bool) -> np.ndarray:
+  """For each step, the stored tile that it or the next PARTIAL step needs."""
+  steps, grid = schedule.expand(np), block_mask.grid
+  ids = block_mask.partial_ids.reshape(grid.groups, grid.rows, grid.cols)
+  ids = ids.swapaxes(1, 2) if is_by_column else ids
+  ids = ids.reshape(-1, ids.shape[2])[steps.outer, steps.inner]
   partial = np.flatnonzero(steps.kinds == TileKind.PARTIAL)
   if not partial.size:
-    return np.zeros(block_mask.schedule.num_steps, np.int32)
-  rows, cols = steps.outer[partial], steps.inner[partial]
-  ids = block_mask.partial_ids.reshape(-1, block_mask.grid.cols)[rows, cols]
-  return ids[np.searchsorted(partial, np.arange(block_mask.schedule.num_steps)) % partial.size]
+    return np.zeros(schedule.num_steps, np.int32)
+  return ids[partial[np.searchsorted(partial, np.arange(schedule.num_steps)) % partial.size]]
 
 
 def pad_tokens(tokens: jax.Array | None, length: int) -> jax.Array | None:

@@ -1,51 +1,105 @@
-"""The TPU implementation: arranges operands for the Pallas kernel and launches it."""
+"""The TPU implementation: arranges operands for the Pallas kernels and launches them."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import einops
+import jax
 import jax.numpy as jnp
 
-from blockattn._kernels import attention_forward, packed_steps
+from blockattn import _compat
+from blockattn._block_sizes import KernelTiling
+from blockattn._kernels import attention_backward, attention_forward, packed_steps
+from blockattn._kernels.attention_tiles import KernelConfig, TileInputs
 from blockattn._mask_operands import MaskOperands
 from blockattn._options import AttentionOptions
+from masks import BlockMask
 
 
-def attend(q, k, v, sinks, operands: MaskOperands, options: AttentionOptions, *, tiling, interpret):
-  """Attention over the active tiles by the Pallas kernel.
+@dataclasses.dataclass(frozen=True)
+class PallasTpu:
+  """Attention by Pallas TPU kernels; see `_implementation.Implementation`.
 
-  Args:
-    q: [B, T, N, D].
-    k: [B, S, K, D].
-    v: [B, S, K, Dv].
-    sinks: [N] float32 or None.
-    operands: Of the block mask.
-    options: Static choices.
-    tiling: `KernelTiling` from `_block_sizes`.
+  Attributes:
+    options: Scale and soft cap.
+    tiling: Sizes of tiles and sub-tiles.
     interpret: See `blockattn._compat`.
-
-  Returns:
-    Output [B, T, N, Dv] in q.dtype, and lse [B, N, T] float32.
   """
-  layout = packed_steps.StepLayout(operands.lead, operands.rows, operands.cols)
-  steps = packed_steps.pack_schedule(operands.schedule, layout, operands.tile_ids)
+
+  options: AttentionOptions
+  tiling: KernelTiling
+  interpret: _compat.InterpretMode
+
+  def forward(self, q, k, v, sinks, block_mask: BlockMask):
+    """See `Implementation`."""
+    return _forward(self, q, k, v, sinks, MaskOperands.by_row(block_mask))
+
+  def backward(self, q, k, v, dout, lse, delta, block_mask: BlockMask):
+    """See `Implementation`."""
+    operands = (MaskOperands.by_row(block_mask), MaskOperands.by_column(block_mask))
+    return _backward(self, q, k, v, dout, lse, delta, *operands)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(self: PallasTpu, q, k, v, sinks, by_row: MaskOperands):
+  inputs = _inputs(q, k, v, by_row, sinks=None if sinks is None else sinks[:, None])
+  config, steps = _launch(self, inputs, by_row)
+  out, lse = attention_forward.attention_forward(inputs, steps, config)
+  return _tokens_first(out), lse[:, :, 0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _backward(self: PallasTpu, q, k, v, dout, lse, delta, by_row: MaskOperands, by_col: MaskOperands):
+  extra = {"dout": _heads_first(dout), "lse": lse[:, :, None], "delta": delta[:, :, None]}
+  inputs = _inputs(q, k, v, by_row, **extra)
+  config, steps = _launch(self, inputs, by_row)
+  dq = attention_backward.attention_dq(inputs, steps, config)
+  config, steps = _launch(self, inputs, by_col)
+  dkv = attention_backward.attention_dkv(inputs, steps, config)
+  num_kv_heads = k.shape[2]
+  dk, dv = (
+    x if x.shape[1] == num_kv_heads else einops.reduce(x, "b (k r) s d -> b k s d", "sum", k=num_kv_heads)
+    for x in dkv
+  )
+  return _tokens_first(dq), _tokens_first(dk).astype(k.dtype), _tokens_first(dv).astype(v.dtype)
+
+
+def _inputs(q, k, v, operands: MaskOperands, **extra) -> TileInputs:
   q_tokens, kv_tokens = operands.expand_tokens()
-  to_heads = "b t n d -> b n t d"
-  inputs = attention_forward.ForwardInputs(
-    q=einops.rearrange(q, to_heads),
-    k=einops.rearrange(k, to_heads),
-    v=einops.rearrange(v, to_heads),
-    sinks=None if sinks is None else sinks[:, None],
+  return TileInputs(
+    q=_heads_first(q),
+    k=_heads_first(k),
+    v=_heads_first(v),
     q_tokens=q_tokens,
     kv_tokens=None if kv_tokens is None else kv_tokens.swapaxes(2, 3),
     tiles=None if operands.tiles is None else jnp.asarray(operands.tiles).swapaxes(1, 2),
+    **extra,
   )
-  config = attention_forward.ForwardConfig(
-    tiling=tiling,
-    scale=options.scale,
-    logits_soft_cap=options.logits_soft_cap,
+
+
+def _launch(self: PallasTpu, inputs: TileInputs, operands: MaskOperands):
+  """Static choices and packed steps of a launch."""
+  layout = packed_steps.StepLayout(
+    operands.lead, operands.rows, operands.cols, by_column=operands.is_by_column
+  )
+  config = KernelConfig(
+    tiling=self.tiling,
+    options=self.options,
     test=operands.test,
     layout=layout,
-    interpret=interpret,
+    q_len=inputs.q.shape[2],
+    kv_len=inputs.k.shape[2],
+    group=inputs.q.shape[1] // inputs.k.shape[1],
+    interpret=self.interpret,
   )
-  out, lse = attention_forward.attention_forward(inputs, steps, config)
-  return einops.rearrange(out, "b n t d -> b t n d"), lse[:, :, 0]
+  return config, packed_steps.pack_schedule(operands.schedule, layout, operands.tile_ids)
+
+
+def _heads_first(x):
+  return einops.rearrange(x, "b t n d -> b n t d")
+
+
+def _tokens_first(x):
+  return einops.rearrange(x, "b n t d -> b t n d")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import einops
 import jax
 import jax.numpy as jnp
@@ -10,26 +13,25 @@ from blockattn._options import AttentionOptions
 from masks import BlockMask
 
 
-def prepare(block_mask: BlockMask) -> jax.Array:
-  """The dense mask, bool [batch, heads, T, S] with 1 where all examples or heads agree."""
-  dense = block_mask.mask.to_dense(block_mask.q_len, block_mask.kv_len)
-  return jnp.asarray(dense).reshape(*block_mask.lead, *block_mask.shape)
+@dataclasses.dataclass(frozen=True)
+class Reference:
+  """Dense attention; differentiated by jax itself, any number of times.
 
-
-def attend(q, k, v, sinks, dense_mask, options: AttentionOptions):
-  """Dense attention.
-
-  Args:
-    q: [B, T, N, D].
-    k: [B, S, K, D].
-    v: [B, S, K, Dv].
-    sinks: [N] float32 or None.
-    dense_mask: From `prepare`.
-    options: Static choices.
-
-  Returns:
-    Output [B, T, N, Dv] in q.dtype, and lse [B, N, T] float32.
+  Attributes:
+    options: Scale and soft cap.
   """
+
+  options: AttentionOptions
+
+  def forward(self, q, k, v, sinks, block_mask: BlockMask):
+    """See `Implementation`."""
+    dense = jnp.asarray(block_mask.mask.to_dense(block_mask.q_len, block_mask.kv_len))
+    dense = dense.reshape(*block_mask.lead, *block_mask.shape)
+    return _forward(q, k, v, sinks, dense, self.options)
+
+
+@functools.partial(jax.jit, static_argnames="options")
+def _forward(q, k, v, sinks, dense_mask, options: AttentionOptions):
   num_kv_heads = k.shape[2]
   q32, k32, v32 = (x.astype(jnp.float32) for x in (q, k, v))
   q32 = einops.rearrange(q32, "b t (k r) d -> b t k r d", k=num_kv_heads)

@@ -18,7 +18,7 @@ from jax import lax
 
 from blockattn._mask_operands import MaskOperands, pad_tokens
 from blockattn._options import AttentionOptions
-from masks import TileKind
+from masks import BlockMask, TileKind
 
 _LOG2_E = math.log2(math.e)
 
@@ -34,14 +34,56 @@ class _State(typing.NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Xla:
+  """Attention by an XLA loop over tiles; see `_implementation.Implementation`.
+
+  Attributes:
+    options: Scale and soft cap.
+    block_q: Queries per tile.
+    block_kv: Keys per tile.
+  """
+
+  options: AttentionOptions
+  block_q: int
+  block_kv: int
+
+  def forward(self, q, k, v, sinks, block_mask: BlockMask):
+    """See `Implementation`."""
+    return _forward(self, q, k, v, sinks, MaskOperands.by_row(block_mask))
+
+  def backward(self, q, k, v, dout, lse, delta, block_mask: BlockMask):
+    """See `Implementation`."""
+    return _backward(self, q, k, v, dout, lse, delta, MaskOperands.by_row(block_mask))
+
+
+@dataclasses.dataclass(frozen=True)
 class _Slices:
   """Where a step finds its operands: b, k, r are batch, KV head and query head within the KV head."""
 
   lead: tuple[int, int]
   group: int
   rows: int
+  cols: int
   block_q: int
   block_kv: int
+
+  def query_tiles(self, x, num_kv_heads: int):
+    """[B, T, N, D] as [B, K, R, T, D] float32, padded to whole tiles."""
+    x = einops.rearrange(x, "b t (k r) d -> b k r t d", k=num_kv_heads)
+    pad = self.rows * self.block_q - x.shape[3]
+    return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, pad), (0, 0))).astype(jnp.float32)
+
+  def row_tiles(self, x, num_kv_heads: int, fill):
+    """[B, N, T] as [B, K, R, T], padded to whole tiles."""
+    x = einops.rearrange(x, "b (k r) t -> b k r t", k=num_kv_heads)
+    pad = self.rows * self.block_q - x.shape[3]
+    return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, pad)), constant_values=fill)
+
+  def key_tiles(self, x):
+    """[B, S, K, D] as [B, K, S, D] float32, padded to whole tiles."""
+    x = einops.rearrange(x, "b s k d -> b k s d")
+    pad = self.cols * self.block_kv - x.shape[2]
+    return jnp.pad(x, ((0, 0), (0, 0), (0, pad), (0, 0))).astype(jnp.float32)
 
   def at(self, steps, i):
     """(b, k, r, row, col) of step i."""
@@ -64,6 +106,11 @@ class _Slices:
     start = (b, k, col * self.block_kv, 0)
     return lax.dynamic_slice(array, start, (batch, heads, self.block_kv, array.shape[3]))
 
+  def add_keys(self, array, tile, b, k, col):
+    """`array` with `tile` added to the tile that `keys` reads."""
+    start = (b, k, col * self.block_kv, 0)
+    return lax.dynamic_update_slice(array, self.keys(array, b, k, col) + tile, start)
+
   def _where(self, array, b, k, r, row):
     batch, heads = self._sizes(array.shape[:2])
     per_kv = array.shape[2] if self.lead[1] == 1 else 1
@@ -75,33 +122,69 @@ class _Slices:
     return tuple(1 if n > 1 else size for n, size in zip(self.lead, lead, strict=True))
 
 
-def attend(
-  q, k, v, sinks, operands: MaskOperands, options: AttentionOptions, *, block_q: int, block_kv: int
-):
-  """Attention over the active tiles by an XLA loop.
+def _slices(self: Xla, q, k, operands: MaskOperands) -> _Slices:
+  group = q.shape[2] // k.shape[2]
+  return _Slices(operands.lead, group, operands.rows, operands.cols, self.block_q, self.block_kv)
 
-  Args:
-    q: [B, T, N, D].
-    k: [B, S, K, D].
-    v: [B, S, K, Dv].
-    sinks: [N] float32 or None.
-    operands: Of the block mask.
-    options: Static choices.
-    block_q: Queries per tile.
-    block_kv: Keys per tile.
 
-  Returns:
-    Output [B, T, N, Dv] in q.dtype, and lse [B, N, T] float32.
-  """
+@functools.partial(jax.jit, static_argnums=0)
+def _backward(self: Xla, q, k, v, dout, lse, delta, operands: MaskOperands):
+  """One loop in row order: dq of the current row of tiles is carried, dk and dv are added to in place."""
   q_len, kv_len, num_kv_heads = q.shape[1], k.shape[1], k.shape[2]
-  slices = _Slices(operands.lead, q.shape[2] // num_kv_heads, operands.rows, block_q, block_kv)
-  q_pad, kv_pad = operands.rows * block_q - q_len, operands.cols * block_kv - kv_len
-  q_tiles = einops.rearrange(q, "b t (k r) d -> b k r t d", k=num_kv_heads)
-  q_tiles = jnp.pad(q_tiles, ((0, 0),) * 3 + ((0, q_pad), (0, 0))).astype(jnp.float32)
-  k_tiles, v_tiles = (
-    jnp.pad(einops.rearrange(x, "b s k d -> b k s d"), ((0, 0), (0, 0), (0, kv_pad), (0, 0))).astype(jnp.float32)
-    for x in (k, v)
+  slices = _slices(self, q, k, operands)
+  q_tiles, dout_tiles = (slices.query_tiles(x, num_kv_heads) for x in (q, dout))
+  k_tiles, v_tiles = (slices.key_tiles(x) for x in (k, v))
+  # A row without allowed key, and a padded one, has lse +inf here: every weight is 0.
+  lse = slices.row_tiles(jnp.where(lse == -jnp.inf, jnp.inf, lse * _LOG2_E), num_kv_heads, jnp.inf)
+  delta = slices.row_tiles(delta, num_kv_heads, 0)
+  steps = operands.schedule.expand()
+  mask_of = _tile_mask(operands, slices, kv_len)
+  cap = self.options.logits_soft_cap
+
+  def step(i, state):
+    dq_row, dq, dk, dv = state
+    b, kv_head, r, row, col = slices.at(steps, i)
+    q_tile, dout_tile, lse_tile, delta_tile = (
+      slices.queries(x, b, kv_head, r, row) for x in (q_tiles, dout_tiles, lse, delta)
+    )
+    k_tile, v_tile = (slices.keys(x, b, kv_head, col) for x in (k_tiles, v_tiles))
+    logits = _logits(q_tile, k_tile, self.options)
+    p = jnp.exp2(logits - lse_tile[..., None])
+    p = lax.cond(
+      steps.kinds[i] == TileKind.FULL, lambda x: x, lambda x: jnp.where(mask_of(steps, i), x, 0), p
+    )
+    dp = _einsum("bkrqd,bksd->bkrqs", dout_tile, v_tile)
+    ds = p * (dp - delta_tile[..., None])
+    if cap is not None:  # logits / log2(e) = cap * tanh(x / cap), whose derivative is 1 - tanh**2
+      ds = ds * (1 - jnp.square(logits / (cap * _LOG2_E)))
+    dk = slices.add_keys(dk, _einsum("bkrqs,bkrqd->bksd", ds, q_tile), b, kv_head, col)
+    dv = slices.add_keys(dv, _einsum("bkrqs,bkrqd->bksd", p, dout_tile), b, kv_head, col)
+    dq_row = jnp.where(steps.is_first[i] != 0, 0, dq_row) + _einsum("bkrqs,bksd->bkrqd", ds, k_tile)
+    dq = lax.cond(
+      steps.is_last[i] != 0,
+      lambda dq: slices.write(dq, dq_row.astype(dq.dtype), b, kv_head, r, row),
+      lambda dq: dq,
+      dq,
+    )
+    return dq_row, dq, dk, dv
+
+  shape, _ = _start(q_tiles, v_tiles, None, slices)
+  state = (
+    jnp.zeros((*shape, q.shape[-1]), jnp.float32),
+    *(jnp.zeros_like(x) for x in (q_tiles, k_tiles, v_tiles)),
   )
+  _, dq, dk, dv = lax.fori_loop(0, operands.schedule.num_steps, step, state)
+  dq = einops.rearrange(dq[:, :, :, :q_len], "b k r t d -> b t (k r) d") * self.options.scale
+  dk, dv = (einops.rearrange(x[:, :, :kv_len], "b k s d -> b s k d") for x in (dk, dv))
+  return dq.astype(q.dtype), (dk * self.options.scale).astype(k.dtype), dv.astype(v.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(self: Xla, q, k, v, sinks, operands: MaskOperands):
+  q_len, kv_len, num_kv_heads = q.shape[1], k.shape[1], k.shape[2]
+  slices = _slices(self, q, k, operands)
+  q_tiles = slices.query_tiles(q, num_kv_heads)
+  k_tiles, v_tiles = (slices.key_tiles(x) for x in (k, v))
   steps = operands.schedule.expand()
   mask_of = _tile_mask(operands, slices, kv_len)
   start = _start(q_tiles, v_tiles, sinks, slices)
@@ -114,7 +197,7 @@ def attend(
       jnp.where(begin, new, old)
       for new, old in zip(_fresh(start, sink), (state.m, state.l, state.acc), strict=True)
     )
-    logits = _logits(slices.queries(q_tiles, b, kv_head, r, row), slices.keys(k_tiles, b, kv_head, col), options)
+    logits = _logits(slices.queries(q_tiles, b, kv_head, r, row), slices.keys(k_tiles, b, kv_head, col), self.options)
     logits = lax.cond(
       steps.kinds[i] == TileKind.FULL, lambda x: x, lambda x: jnp.where(mask_of(steps, i), x, -jnp.inf), logits
     )
@@ -168,7 +251,7 @@ def _results(q_tiles, v_tiles, dtype):
 
 def _logits(q, k, options: AttentionOptions):
   """Base-2 logits [b, k, r, block_q, block_kv]."""
-  scores = jnp.einsum("bkrqd,bksd->bkrqs", q, k, precision=lax.Precision.HIGHEST)
+  scores = _einsum("bkrqd,bksd->bkrqs", q, k)
   if options.logits_soft_cap is None:
     return scores * (options.scale * _LOG2_E)
   cap = options.logits_soft_cap
@@ -180,8 +263,12 @@ def _online_softmax(m, l, acc, logits, v):
   shift = jnp.where(new_m == -jnp.inf, 0, new_m)
   p = jnp.exp2(logits - shift[..., None])
   decay = jnp.exp2(m - shift)
-  pv = jnp.einsum("bkrqs,bksd->bkrqd", p, v, precision=lax.Precision.HIGHEST)
+  pv = _einsum("bkrqs,bksd->bkrqd", p, v)
   return new_m, decay * l + p.sum(axis=-1), decay[..., None] * acc + pv
+
+
+def _einsum(spec: str, a, b):
+  return jnp.einsum(spec, a, b, precision=lax.Precision.HIGHEST)
 
 
 def _normalise(m, l, acc):

@@ -8,10 +8,9 @@ import typing
 import jax
 import jax.numpy as jnp
 
-from masks._schedule import DeviceSchedule, Schedule
+from blockattn._kernels import _limits
 
-_KIND_BITS, _FLAG_BITS = 2, 4
-WORD_BITS = 32
+_KIND_BITS, _FLAG_BITS, _WORD_BITS = 2, 4, 32
 
 
 class StepFields(typing.NamedTuple):
@@ -20,8 +19,8 @@ class StepFields(typing.NamedTuple):
   Attributes:
     batch: Example, where the mask distinguishes examples, else 0.
     head: Query head, where the mask distinguishes heads, else 0.
-    outer: Output tile within the example and head.
-    inner: The other tile.
+    q_tile: Tile of queries within the example and head.
+    kv_tile: Tile of keys.
     kind: `masks.TileKind`.
     is_first: Nonzero at the first step of an output tile.
     is_last: Nonzero at its last step.
@@ -29,8 +28,8 @@ class StepFields(typing.NamedTuple):
 
   batch: typing.Any
   head: typing.Any
-  outer: typing.Any
-  inner: typing.Any
+  q_tile: typing.Any
+  kv_tile: typing.Any
   kind: typing.Any
   is_first: typing.Any
   is_last: typing.Any
@@ -38,35 +37,33 @@ class StepFields(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepLayout:
-  """Bit widths of a word: from high to low batch, head, outer, inner, kind, is_first, is_last.
+  """Bit widths of a word: from high to low batch, head, output tile, other tile, kind, is_first, is_last.
 
   Attributes:
     lead: (batch, heads) that the mask distinguishes.
-    num_outer: Output tiles of one example and head.
-    num_inner: Tiles along the other axis.
+    rows: Tiles of queries of one example and head.
+    cols: Tiles of keys.
+    by_column: Whether tiles of keys are the output tiles, as in the backward pass, or tiles of queries.
   """
 
   lead: tuple[int, int]
-  num_outer: int
-  num_inner: int
+  rows: int
+  cols: int
+  by_column: bool = False
 
   @property
   def sizes(self) -> tuple[int, int, int, int]:
-    """Number of values of the fields batch, head, outer and inner."""
-    return (*self.lead, self.num_outer, self.num_inner)
-
-  @property
-  def bits(self) -> int:
-    """Bits of a word in use."""
-    return sum(_bits(n) for n in self.sizes) + _FLAG_BITS
+    """Number of values of each field, from high to low."""
+    tiles = (self.cols, self.rows) if self.by_column else (self.rows, self.cols)
+    return (*self.lead, *tiles)
 
   def grid(self, batch: int, heads: int) -> tuple[int, int]:
     """Leading grid sizes: what the schedule distinguishes is in its steps and not in the grid."""
-    return tuple(1 if n > 1 else size for n, size in zip(self.lead, (batch, heads), strict=True))
+    return (1 if self.lead[0] > 1 else batch, 1 if self.lead[1] > 1 else heads)
 
   def pack(self, steps) -> jax.Array:
     """One int32 word per step from expanded `masks.Schedule` steps."""
-    group, outer = jnp.divmod(steps.outer, max(self.num_outer, 1))
+    group, outer = jnp.divmod(steps.outer, self.sizes[2])
     batch, head = jnp.divmod(group, self.lead[1])
     word = jnp.zeros_like(outer)
     for value, size in zip((batch, head, outer, steps.inner), self.sizes, strict=True):
@@ -76,17 +73,18 @@ class StepLayout:
 
   def unpack(self, word) -> StepFields:
     """The fields of a word."""
-    fields = [word & 1, (word >> 1) & 1, (word >> 2) & 3]
-    shift = _FLAG_BITS
+    kind, is_first, is_last = (word >> 2) & 3, (word >> 1) & 1, word & 1
+    fields, shift = [], _FLAG_BITS
     for size in reversed(self.sizes):
       bits = _bits(size)
       fields.append((word >> shift) & ((1 << bits) - 1) if bits else 0)
       shift += bits
-    return StepFields(*reversed(fields[3:]), kind=fields[2], is_first=fields[1], is_last=fields[0])
+    inner, outer, head, batch = fields
+    q_tile, kv_tile = (inner, outer) if self.by_column else (outer, inner)
+    return StepFields(batch, head, q_tile, kv_tile, kind, is_first, is_last)
 
 
-@dataclasses.dataclass(frozen=True)
-class PackedSteps:
+class PackedSteps(typing.NamedTuple):
   """What kernels prefetch.
 
   Attributes:
@@ -101,12 +99,27 @@ class PackedSteps:
   num_steps: typing.Any
 
 
+def pack_schedule(schedule, layout: StepLayout, tile_ids=None) -> PackedSteps:
+  """Expands and packs a `masks` schedule; runs under jit.
+
+  Raises:
+    ValueError: The words do not fit into SMEM, or the fields into a word.
+  """
+  remedy = "Use larger block_q and block_kv."
+  bits = sum(_bits(n) for n in layout.sizes) + _FLAG_BITS
+  if bits > _WORD_BITS:
+    raise ValueError(
+      f"A step of the schedule must fit into {_WORD_BITS} bits, got {bits} for (examples, heads, output "
+      f"tiles, other tiles) = {layout.sizes}. {remedy}"
+    )
+  steps = schedule.expand()
+  num_words = len(steps.outer)
+  _limits.check_smem(
+    f"{num_words} active tiles", num_words * (1 if tile_ids is None else 2), remedy
+  )
+  tile_ids = jnp.zeros(1, jnp.int32) if tile_ids is None else jnp.asarray(tile_ids)
+  return PackedSteps(layout.pack(steps), tile_ids, schedule.num_steps)
+
+
 def _bits(size: int) -> int:
   return max(size - 1, 0).bit_length()
-
-
-def pack_schedule(schedule: Schedule | DeviceSchedule, layout: StepLayout, tile_ids=None) -> PackedSteps:
-  """Expands and packs a schedule; runs under jit."""
-  words = layout.pack(schedule.expand())
-  tile_ids = jnp.zeros(1, jnp.int32) if tile_ids is None else jnp.asarray(tile_ids)
-  return PackedSteps(words, tile_ids, schedule.num_steps)
