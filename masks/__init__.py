@@ -13,16 +13,26 @@ BlockMask(causal() & document(int32[1, 6]), q_len=6, kv_len=6, block_q=2, block_
 
 from importlib.metadata import version as _version
 
+from masks import presets
 from masks._mask import Mask
 from masks._schedule import DeviceSchedule, Schedule
 from masks._stats import MaskStats
+from masks.bigbird import bigbird
 from masks.block_mask import BlockMask
+from masks.blocks import from_blocks
 from masks.causal import causal, full
+from masks.chunk import block_causal, chunk
+from masks.dilated import dilated, strided
 from masks.document import document, document_from_lengths
 from masks.function import from_array, from_function
+from masks.global_tokens import global_tokens
+from masks.neighborhood import neighborhood
+from masks.per_head import per_head
 from masks.prefix import padding, prefix
+from masks.same_group import same_group
 from masks.sparsify import SparseMask, sparsify_mask
 from masks.tile_kind import TileKind
+from masks.tree import tree
 from masks.window import local, sliding_window
 
 __version__ = _version("blockattn")
@@ -35,15 +45,27 @@ __all__ = [
   "Schedule",
   "SparseMask",
   "TileKind",
+  "bigbird",
+  "block_causal",
   "causal",
+  "chunk",
+  "dilated",
   "document",
   "document_from_lengths",
   "from_array",
+  "from_blocks",
   "from_function",
   "full",
+  "global_tokens",
   "local",
+  "neighborhood",
   "padding",
+  "per_head",
   "prefix",
+  "presets",
+  "same_group",
   "sliding_window",
   "sparsify_mask",
+  "strided",
+  "tree",
 ]

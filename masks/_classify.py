@@ -92,6 +92,11 @@ class TileBounds:
     """Bounds that leave nothing open."""
     return cls(grid, hit, hit, fill, fill)
 
+  @property
+  def is_exact(self) -> bool:
+    """Whether they are known to leave nothing open."""
+    return self.may_hit is self.must_hit and self.may_fill is self.must_fill
+
   @classmethod
   def unknown(cls, grid: TileGrid) -> TileBounds:
     """Bounds that leave everything open."""
@@ -135,6 +140,8 @@ def classify(mask: Mask, grid: TileGrid) -> tuple[TileRuns, TileRuns]:
   """
   bounds = mask.tile_bounds(grid)
   hit, fill, complete = bounds.must_hit, bounds.must_fill, grid.complete()
+  if bounds.is_exact:
+    return hit, fill & complete
   undecided = (bounds.may_hit - hit) | ((bounds.may_fill - fill) & complete)
   if undecided.num_tiles:
     any_, all_ = _evaluate(mask, grid, undecided)

@@ -30,6 +30,9 @@ class FrozenArray:
   def __hash__(self):
     return self._hash
 
+  def __reduce__(self):  # a copy is read-only too, and hashes anew: hashes differ between processes
+    return FrozenArray, (self.array,)
+
   def __repr__(self):
     return f"{self.array.dtype}[{', '.join(map(str, self.array.shape))}]"
 

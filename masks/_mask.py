@@ -168,6 +168,33 @@ class Mask:
       )
     return _host_block_mask.build(self, grid)
 
+  def shift(self, q: int = 0, kv: int = 0) -> Mask:
+    """The mask of tokens further on: query i stands at position i + q and key j at position j + kv.
+
+    For a part of the tokens, as in chunked prefill: `mask.shift(q=start)` for the queries from `start`
+    on. A mask that fits its own lengths only, like `document`, then fits every part of them: q plus the
+    number of queries, and kv plus the number of keys, must be at most its lengths. Rules on positions
+    accept negative shifts too, which align the end of the queries with the end of fewer keys.
+
+    Args:
+      q: Position of the first query.
+      kv: Position of the first key.
+
+    Returns:
+      The mask, classified and evaluated in kernels like this one.
+
+    Raises:
+      TypeError: q or kv is not an int. Leaving a mask's own lengths is an error when it is used.
+
+    >>> import masks
+    >>> masks.document([0, 0, 1, 1]).shift(q=1).to_dense(2, 4).astype(int)
+    array([[1, 1, 0, 0],
+           [0, 0, 1, 1]])
+    """
+    from masks.shift import shift  # noqa: PLC0415 (shift imports Mask)
+
+    return shift(self, q, kv)
+
   def __and__(self, other: Mask) -> Mask:
     """Keys that both masks allow."""
     return _combine(And, self, other)
@@ -179,6 +206,9 @@ class Mask:
   def __invert__(self) -> Mask:
     """Keys that the mask does not allow."""
     return Not(self)
+
+  def __setattr__(self, name, value):
+    raise AttributeError(f"A mask is immutable, got an assignment to `{name}`. Build a new mask.")
 
   def __bool__(self):
     raise TypeError(
@@ -216,13 +246,18 @@ def squeeze_lead(array):
 class Not(Mask):
   """The complement of a mask; `~` builds it."""
 
+  operand: Mask
+
   def __new__(cls, operand: Mask):
     """Returns the operand of a complement unchanged: `~~mask` is `mask`."""
     return operand.operand if isinstance(operand, Not) else super().__new__(cls)
 
   def __init__(self, operand: Mask):
     if not hasattr(self, "operand"):
-      self.operand = operand
+      vars(self)["operand"] = operand
+
+  def __reduce__(self):
+    return Not, (self.operand,)
 
   lead = property(lambda self: self.operand.lead)
   is_traced = property(lambda self: self.operand.is_traced)
@@ -233,7 +268,7 @@ class Not(Mask):
   @classmethod
   def tree_unflatten(cls, aux, children):
     mask = object.__new__(cls)
-    mask.operand = children[0]
+    vars(mask)["operand"] = children[0]
     return mask
 
   def device_bounds(self, grid):
@@ -278,13 +313,14 @@ class Not(Mask):
 class _Nary(Mask):
   """What `And` and `Or` share: operands whose order does not matter and none of which repeats."""
 
+  operands: tuple[Mask, ...]
   symbol: typing.ClassVar[str]
   fold_arrays: typing.ClassVar[typing.Callable]
   fold_spans: typing.ClassVar[typing.Callable]
   fold_bounds: typing.ClassVar[typing.Callable]
 
   def __init__(self, operands: tuple[Mask, ...]):
-    self.operands = operands
+    vars(self)["operands"] = operands
 
   @functools.cached_property
   def lead(self):  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -174,12 +174,13 @@ def combine(symbol: str, rules: list[TileRule]) -> TileRule:
     return rules[0]
   return TileRule(
     CombinedTest(symbol, tuple(r.test for r in rules)),
-    _stack([r.q_tokens for r in rules]),
-    _stack([r.kv_tokens for r in rules]),
+    stack([r.q_tokens for r in rules]),
+    stack([r.kv_tokens for r in rules]),
   )
 
 
-def _stack(tokens: list):
+def stack(tokens: list):
+  """Arrays [batch, heads, numbers, length] with their numbers one after the other."""
   xp = np if all(isinstance(t, np.ndarray) for t in tokens) else jnp
   lead = np.broadcast_shapes(*(t.shape[:2] for t in tokens))
   return xp.concatenate([xp.broadcast_to(t, (*lead, *t.shape[2:])) for t in tokens], axis=2)

@@ -1,0 +1,165 @@
+"""DSD matmul: dense = block-sparse @ dense, over a dynamic grid of live blocks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from blockattn._compat import InterpretMode, compiler_params
+from blockattn._kernels import _limits, _matmul
+from blockattn.block_coo import BlockCOO
+
+# `schedule`, the one prefetched list, holds the number of live blocks, the packed (row, column) of
+# each slot, and the rows without block. Steps 0 to live - 1 multiply the slots in their order, so
+# that the steps of one output block follow each other; the steps after them write zeros, one for
+# each empty row, and fetch nothing.
+_SLOTS = 1
+
+
+@functools.partial(jax.jit, static_argnames=("m_len", "block_n", "out_dtype", "interpret"))
+def dsd(
+  blocks: jax.Array,
+  b: jax.Array,
+  schedule: jax.Array,
+  num_steps: jax.Array,
+  *,
+  m_len: int,
+  block_n: int,
+  out_dtype: Any,
+  interpret: InterpretMode,
+) -> jax.Array:
+  """Multiplies a block-sparse matrix by a dense one.
+
+  Args:
+    blocks: [n, bm, bk], n >= 1.
+    b: [K, N].
+    schedule: [1 + n + rows] int32 of `make_schedule`.
+    num_steps: int32 scalar of `make_schedule`.
+    m_len: M.
+    block_n: Columns of `b` per step.
+    out_dtype: Of the result.
+    interpret: Of `pl.pallas_call`.
+
+  Returns:
+    [M, N] in out_dtype.
+  """
+  capacity, bm, bk = blocks.shape
+  body = functools.partial(_body, k_len=b.shape[0])
+
+  def slot(schedule, step):
+    return jnp.maximum(jnp.minimum(step, schedule[0] - 1), 0)
+
+  def a_map(j, step, schedule):
+    del j
+    return slot(schedule, step), 0, 0
+
+  def b_map(j, step, schedule):
+    return _col(schedule, slot(schedule, step)), j
+
+  def o_map(j, step, schedule):
+    live = schedule[0]
+    empty = schedule[_SLOTS + capacity + jnp.maximum(step - live, 0)]
+    return jnp.where(step < live, _row(schedule, slot(schedule, step)), empty), j
+
+  return pl.pallas_call(
+    body,
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=1,
+      grid=(pl.cdiv(b.shape[1], block_n), num_steps),
+      in_specs=[pl.BlockSpec((1, bm, bk), a_map), pl.BlockSpec((bk, block_n), b_map)],
+      out_specs=pl.BlockSpec((bm, block_n), o_map),
+      scratch_shapes=[pltpu.VMEM((bm, block_n), jnp.float32)],
+    ),
+    out_shape=jax.ShapeDtypeStruct((m_len, b.shape[1]), out_dtype),
+    compiler_params=compiler_params(
+      interpret,
+      dimension_semantics=("parallel", "arbitrary"),
+      vmem_limit_bytes=_limits.vmem_limit(vmem_bytes((bm, bk), block_n, (blocks.dtype, b.dtype, out_dtype))),
+    ),
+    interpret=interpret,
+    name="dsd_matmul",
+  )(schedule, blocks, b)
+
+
+def choose_block_n(block_shape: tuple[int, int], n_len: int, dtypes: tuple[Any, Any, Any]) -> int:
+  """The widest block of columns that fits into VMEM.
+
+  Width is what counts: each block of `a` is read once per block of columns, and a step multiplies
+  bm * bk * block_n but reads only bk * (bm + block_n).
+
+  Args:
+    block_shape: (bm, bk) of `a`.
+    n_len: Columns of `b`.
+    dtypes: Of a, b and the result.
+
+  Returns:
+    A multiple of 128, or `n_len`.
+  """
+  if n_len <= _limits.LANES:
+    return n_len
+  block_n = _limits.LANES
+  while block_n < n_len and vmem_bytes(block_shape, 2 * block_n, dtypes) <= _limits.VMEM_BYTES:
+    block_n *= 2
+  # As many blocks as before, but of one size: 1100 columns are 3 * 384, not 2 * 512 + 76.
+  num_blocks = pl.cdiv(n_len, block_n)
+  return _limits.round_up(pl.cdiv(n_len, num_blocks), _limits.LANES)
+
+
+def vmem_bytes(block_shape: tuple[int, int], block_n: int, dtypes: tuple[Any, Any, Any]) -> int:
+  """VMEM that the kernel takes, in bytes."""
+  bm, bk = block_shape
+  a_size, b_size, o_size = (jnp.dtype(dtype).itemsize for dtype in dtypes)
+  blocks = 2 * (a_size * bm * bk + b_size * bk * block_n + o_size * bm * block_n)
+  # A float32 product takes three bfloat16 parts of each operand.
+  parts = 6 * (bm * bk + bk * block_n) if max(a_size, b_size) == 4 else 0
+  return blocks + parts + 4 * bm * block_n
+
+
+@jax.jit
+def make_schedule(a: BlockCOO) -> tuple[jax.Array, jax.Array]:
+  """The prefetched list, int32 [1 + n + rows], and the number of steps, int32 scalar."""
+  num_rows = a.grid_shape[0]
+  live = jnp.asarray(a.num_blocks, jnp.int32)
+  dead = jnp.arange(a.capacity) >= live
+  used = jnp.zeros(num_rows, bool).at[jnp.where(dead, num_rows, a.rows)].set(True, mode="drop")
+  (empty_rows,) = jnp.nonzero(~used, size=num_rows, fill_value=0)
+  schedule = [live[None], _limits.pack(a.rows, a.cols), empty_rows.astype(jnp.int32)]
+  return jnp.concatenate(schedule), live + (~used).sum(dtype=jnp.int32)
+
+
+def _row(schedule, slot):
+  return lax.shift_right_logical(schedule[_SLOTS + slot], 16)
+
+
+def _col(schedule, slot):
+  return schedule[_SLOTS + slot] & 0xFFFF
+
+
+def _body(schedule, a_ref, b_ref, o_ref, acc_ref, *, k_len):
+  step, live = pl.program_id(1), schedule[0]
+  is_live = step < live
+  slot = jnp.maximum(jnp.minimum(step, live - 1), 0)
+  row = _row(schedule, slot)
+  is_first = (slot == 0) | (row != _row(schedule, jnp.maximum(slot - 1, 0)))
+  is_last = (step == live - 1) | (row != _row(schedule, jnp.minimum(slot + 1, live - 1)))
+
+  @pl.when(is_live)
+  def _():
+    bk = b_ref.shape[0]
+    left = k_len - _col(schedule, slot) * bk if k_len % bk else None
+    product = _matmul.product(a_ref[0], b_ref[...], left)
+    acc_ref[...] = _matmul.accumulate(acc_ref[...], product, is_first)
+
+  @pl.when(is_live & is_last)
+  def _():
+    o_ref[...] = acc_ref[...].astype(o_ref.dtype)
+
+  @pl.when(~is_live)
+  def _():
+    o_ref[...] = jnp.zeros_like(o_ref)

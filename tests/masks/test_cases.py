@@ -1,0 +1,421 @@
+"""Reports against other attention libraries (CASES.md) that masks alone can answer, by case id."""
+
+import resource
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import masks
+from masks import TileKind
+from tests.support import grid_of, peak_bytes
+
+MIB = 2**20
+
+
+def _allowed(mask, q_len, kv_len, dense):
+  np.testing.assert_array_equal(mask.to_dense(q_len, kv_len), dense)
+  assert mask.block_mask(q_len, kv_len, 128, 128).stats().num_allowed == dense.sum()
+
+
+def _assert_maps_in_range(block_mask, xp=np):
+  """Every index that a kernel may follow is one of a tile, in row order and in column order."""
+  rows, cols = block_mask.grid.rows, block_mask.grid.cols
+  for index, end in (
+    (block_mask.prefetch_i, rows),
+    (block_mask.prefetch_j, cols),
+    (block_mask.prefetch_mask, len(block_mask.partial_tiles)),
+  ):
+    assert index.dtype == np.int32
+    assert ((index >= 0) & (index < end)).all()
+  for schedule, outer, inner in (
+    (block_mask.schedule, rows, cols),
+    (block_mask.column_schedule, cols, rows),
+  ):
+    steps = schedule.expand(xp)
+    assert all(x.dtype == np.int32 and len(x) == schedule.num_steps for x in steps)
+    assert ((steps.outer >= 0) & (steps.outer < outer)).all()
+    assert ((steps.inner >= 0) & (steps.inner < inner)).all()
+
+
+class TestEmpty:
+  def test_rows_without_key_are_not_active_e01(self):
+    dense = np.tril(np.ones((256, 256), bool))
+    dense[[5, 200]] = False
+    block_mask = masks.from_array(dense).block_mask(256, 256, 1, 128)
+    assert np.flatnonzero(block_mask.num_active == 0).tolist() == [5, 200]
+    steps = block_mask.schedule.expand(np)
+    assert steps.kinds[np.isin(steps.outer, [5, 200])].tolist() == [TileKind.EMPTY] * 2
+
+  def test_bottom_right_causal_has_empty_rows_in_visited_tiles_e03(self):
+    i, j = grid_of(192, 128)
+    _allowed(masks.causal(-64), 192, 128, j <= i - 64)
+    kinds = masks.causal(-64).block_mask(192, 128, 128, 128).kinds
+    assert kinds.tolist() == [[TileKind.PARTIAL], [TileKind.PARTIAL]]
+
+  def test_second_half_of_the_keys_has_128_rows_without_key_e05(self):
+    dense = masks.causal(-128).to_dense(256, 128)
+    np.testing.assert_array_equal(dense.any(axis=1), np.arange(256) >= 128)
+
+  def test_keys_without_query_keep_one_empty_step_e07(self):
+    mask = masks.document([1] * 256, kv_ids=[0] * 200 + [1] * 184)
+    block_mask = mask.block_mask(256, 384, 128, 128)
+    assert block_mask.kinds.tolist() == [[0, 1, 2], [0, 1, 2]]
+    steps = block_mask.column_schedule.expand(np)
+    np.testing.assert_array_equal(steps.outer, [0, 1, 1, 2, 2])
+    np.testing.assert_array_equal(steps.kinds, [0, 1, 1, 2, 2])
+
+  @pytest.mark.parametrize(
+    ("q_len", "kv_len", "kinds"), [(200, 256, [[1, 1], [1, 1]]), (256, 200, [[1, 1], [2, 1]])]
+  )
+  def test_ragged_lengths_are_told_apart_e09(self, q_len, kv_len, kinds):
+    mask, (i, j) = masks.causal(56), grid_of(q_len, kv_len)
+    _allowed(mask, q_len, kv_len, j <= i + 56)
+    assert mask.block_mask(q_len, kv_len, 128, 128).kinds.tolist() == kinds
+    assert mask.block_mask(200, 200, 8, 8).stats().num_full > 0
+
+
+class TestAlign:
+  def test_causal_is_top_left_and_bottom_right_by_offset_a02(self):
+    top_left = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
+    bottom_right = [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    np.testing.assert_array_equal(masks.causal().to_dense(2, 5), top_left)
+    np.testing.assert_array_equal(masks.causal(5 - 2).to_dense(2, 5), bottom_right)
+    assert masks.causal(4 - 4) == masks.causal()
+
+  @pytest.mark.parametrize(
+    ("q_len", "kv_len", "counts"),
+    [(128, 384, (49152, 8256, 41024)), (384, 128, (49152, 41024, 8256))],
+  )
+  def test_allowed_pairs_of_unequal_lengths_a01(self, q_len, kv_len, counts):
+    for mask, count in zip(
+      (masks.full(), masks.causal(), masks.causal(kv_len - q_len)), counts, strict=True
+    ):
+      assert mask.to_dense(q_len, kv_len).sum() == count
+
+  @pytest.mark.parametrize("right", [10**9, 10**9 - 128, 2**31 - 1, 2**40, None])
+  def test_window_beyond_the_keys_is_not_clamped_before_it_is_shifted_a05(self, right):
+    mask = masks.local(None, right)
+    assert mask.to_dense(256, 128).all()
+    block_mask = mask.block_mask(256, 128, 128, 128)
+    assert (block_mask.kinds == TileKind.FULL).all()
+    assert block_mask.tile_rule.test.num_q == 0
+
+  @pytest.mark.parametrize("offset", [10**9, 2**31, 2**63, -(10**9), -(2**31), -(2**63)])
+  def test_offset_beyond_int32_means_all_or_nothing_a05(self, offset):
+    dense = masks.causal(offset).to_dense(256, 128)
+    assert dense.all() if offset > 0 else not dense.any()
+    i, j = grid_of(4, 4)
+    assert masks.causal(offset).allows(i.astype(np.int32), j.astype(np.int32)).all() == (offset > 0)
+
+
+class TestWindow:
+  @pytest.mark.parametrize("window", [1, 16, 128])
+  def test_window_counts_the_token_itself_w01(self, window):
+    i, j = grid_of(512, 512)
+    dense = masks.sliding_window(window).to_dense(512, 512)
+    np.testing.assert_array_equal(dense.sum(axis=1), np.minimum(np.arange(512) + 1, window))
+    np.testing.assert_array_equal(dense, (i - window < j) & (j <= i))
+
+  @pytest.mark.parametrize("window", [512, 513, 10**9 + 1])
+  def test_window_of_the_whole_length_is_causal_w02(self, window):
+    mask, causal = masks.sliding_window(window), masks.causal()
+    np.testing.assert_array_equal(mask.to_dense(512, 512), causal.to_dense(512, 512))
+    got, want = (m.block_mask(512, 512, 128, 128) for m in (mask, causal))
+    np.testing.assert_array_equal(got.kinds, want.kinds)
+    for name in ("schedule", "column_schedule"):
+      for a, b in zip(*(getattr(m, name).expand(np) for m in (got, want)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert got.tile_rule.test == want.tile_rule.test
+
+  @pytest.mark.parametrize(("left", "right"), [(0, 0), (31, 0), (0, 31)])
+  def test_window_needs_no_other_mask_w04(self, left, right):
+    i, j = grid_of(256, 256)
+    _allowed(masks.local(left, right), 256, 256, (i - left <= j) & (j <= i + right))
+
+  @pytest.mark.parametrize(
+    ("build", "message"),
+    [
+      (lambda: masks.local(-3, 0), "`left` must be at least 0, got left=-3. Use None for no limit"),
+      (lambda: masks.local(5, -2), "`right` must be at least 0, got right=-2. Use None"),
+      (lambda: masks.sliding_window(0), "`window` must be at least 1 .* got window=0"),
+      (lambda: masks.sliding_window(-1), "`window` must be at least 1 .* got window=-1"),
+    ],
+  )
+  def test_negative_windows_are_errors_w06(self, build, message):
+    with pytest.raises(ValueError, match=message):
+      build()
+
+  def test_first_tile_of_later_rows_is_not_tile_0_w08(self):
+    steps = masks.sliding_window(101).block_mask(1024, 1024, 128, 128).schedule.expand(np)
+    first = steps.inner[steps.is_first == 1]
+    np.testing.assert_array_equal(first, np.maximum(np.arange(8) - 1, 0))
+
+
+class TestDocument:
+  def test_padding_sees_and_is_seen_by_nothing_d01(self):
+    mask = masks.document([3] * 100 + [7] * 60 + [-1] * 40) & masks.causal()
+    dense = mask.to_dense(200, 200)
+    assert dense.sum() == 6880
+    assert not dense[160:].any()
+    assert not dense[:, 160:].any()
+
+  def test_id_0_is_a_document_like_any_other_d01(self):
+    mask = masks.document([3] * 100 + [7] * 60 + [0] * 40) & masks.causal()
+    assert mask.to_dense(200, 200).sum() == 7700
+
+  def test_full_is_neutral_beside_documents_d03(self):
+    doc, causal, full = masks.document([0] * 90 + [1] * 166), masks.causal(), masks.full()
+    combined = [doc & causal, causal & doc, doc & causal & full, (full & doc) & causal]
+    assert len(set(combined)) == 1
+    i, j = grid_of(256, 256)
+    for mask in combined:
+      np.testing.assert_array_equal(
+        mask.to_dense(256, 256), ((i < 90) == (j < 90)) & (j <= i)
+      )
+    assert doc & full == doc
+    assert hash(doc & full) == hash(doc)
+
+  def test_statistics_count_elements_within_the_lengths_d05(self):
+    mask = masks.document_from_lengths([10, 10, 20, 20, 20, 20]) & masks.causal()
+    block_mask = mask.block_mask(100, 100, 128, 128)
+    stats = block_mask.stats()
+    assert stats.num_allowed == 950
+    assert stats.element_density == 950 / 10000
+    assert (stats.num_partial, stats.num_full) == (1, 0)
+    assert block_mask.sparsity() == 0
+    assert 0 < stats.useful_flops == 950 / 128**2
+
+  def test_padding_on_the_left_d06(self):
+    dense = (masks.document([-1] * 37 + [1] * 219) & masks.causal()).to_dense(256, 256)
+    i, j = grid_of(256, 256)
+    np.testing.assert_array_equal(dense, (j <= i) & (i >= 37) & (j >= 37))
+
+  def test_ids_need_not_be_sorted_d08(self):
+    ids = np.repeat([0, 1, 0, 2], [70, 130, 30, 90])
+    mask = masks.document(ids) & masks.causal()
+    dense = mask.to_dense(320, 320)
+    i, j = grid_of(320, 320)
+    np.testing.assert_array_equal(dense, (ids[i] == ids[j]) & (j <= i))
+    assert dense.sum() == 17660
+    assert dense[200:230, :70].all()
+    kinds = mask.block_mask(320, 320, 128, 128).kinds
+    np.testing.assert_array_equal(kinds, [[1, 0, 0], [1, 1, 0], [0, 1, 1]])
+
+
+class TestBlockMaskMetadata:
+  def test_neither_masks_nor_block_masks_can_be_sliced_m03(self):
+    for mask in (masks.causal(), masks.causal().block_mask(1024, 1024, 256, 256)):
+      with pytest.raises(TypeError, match="not subscriptable"):
+        mask[512:768]
+    # What a slice of the rows means is an offset.
+    rows = masks.causal(512).to_dense(256, 1024)
+    np.testing.assert_array_equal(rows, masks.causal().to_dense(1024, 1024)[512:768])
+
+  def test_column_counts_are_those_of_the_lengths_asked_for_m01(self):
+    steps = masks.causal().block_mask(1024, 1024, 128, 128).column_schedule.expand(np)
+    np.testing.assert_array_equal(np.bincount(steps.outer), np.arange(8, 0, -1))
+
+  def test_lazy_and_stored_masks_have_the_same_tiles_m05(self):
+    lazy, stored = masks.causal(), masks.from_array(np.tril(np.ones((512, 512), bool)))
+    got, want = (m.block_mask(512, 512, 128, 128) for m in (stored, lazy))
+    np.testing.assert_array_equal(got.kinds, want.kinds)
+    np.testing.assert_array_equal(got.partial_tiles, want.partial_tiles)
+    assert len(got.partial_tiles) == 1
+
+  def test_pattern_finer_than_the_tile_m07(self):
+    i, j = grid_of(256, 256)
+    mask = masks.from_function(lambda q_idx, kv_idx: q_idx // 4 == kv_idx // 4)
+    _allowed(mask, 256, 256, i // 4 == j // 4)
+    assert mask.to_dense(256, 256).sum() == 1024
+
+  @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])
+  @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32"])
+  def test_boolean_and_01_arrays_keep_their_pairs_m12(self, convert, dtype):
+    mask = masks.from_array(convert(np.tril(np.ones((128, 128))).astype(dtype)))
+    assert mask.to_dense(128, 128).sum() == 8256
+
+  def test_additive_masks_are_refused_m12(self):
+    additive = np.where(np.tri(128, dtype=bool), 0, -np.inf).astype(np.float32)
+    with pytest.raises(TypeError, match="bool or 0/1 integers, got float32. .* pass array == 0"):
+      masks.from_array(additive)
+    assert masks.from_array(additive == 0).to_dense(128, 128).sum() == 8256
+
+
+class TestHash:
+  def test_arrays_of_equal_bytes_differ_by_shape_k01(self):
+    wide, tall = (masks.from_array(np.zeros(s, bool)) for s in ((128, 256), (256, 128)))
+    assert wide != tall
+    assert len({wide, tall}) == 2
+    assert wide.block_mask(128, 256, 128, 128).shape == (128, 256)
+    assert tall.block_mask(256, 128, 128, 128).shape == (256, 128)
+
+  def test_ids_of_equal_bytes_differ_by_value_k01(self):
+    signed, unsigned = (
+      masks.document(np.frombuffer(b"\xc8", dtype)) for dtype in (np.int8, np.uint8)
+    )
+    assert signed != unsigned
+    assert not signed.to_dense(1, 1).any()
+    assert unsigned.to_dense(1, 1).all()
+    assert masks.document(np.array([5], np.int8)) == masks.document(np.array([5], np.int64))
+
+  def test_partial_tiles_are_told_apart_by_content_k03(self):
+    dense = np.ones((256, 128), bool)
+    dense[[0, 128], 0] = False
+    dense[128 + 64, 64] = False
+    assert repr(dense[:128]) == repr(dense[128:])  # what the tutorial compares
+    block_mask = masks.from_array(dense).block_mask(256, 128, 128, 128)
+    assert len(block_mask.partial_tiles) == 2
+    assert block_mask.partial_ids.tolist() == [[0], [1]]
+    np.testing.assert_array_equal(block_mask.partial_tiles.reshape(256, 128), dense)
+    assert masks.from_array(dense[:128]) != masks.from_array(dense[128:])
+
+
+class TestIndices:
+  def test_tile_numbers_beyond_int32_products_i01(self):
+    length = 65536 * 128
+
+    def build():
+      block_mask = masks.sliding_window(128).block_mask(length, length, 128, 128)
+      return block_mask, block_mask.schedule.expand(np), block_mask.column_schedule.expand(np)
+
+    peak, (block_mask, by_row, by_col) = peak_bytes(build)
+    assert block_mask.active.num_tiles == 131071
+    for steps in (by_row, by_col):
+      assert len(steps.outer) == 131071
+      for index in (steps.outer, steps.inner):
+        assert index.min() == 0
+        assert index.max() == 65535
+    flat = by_row.outer.astype(np.int64) * 65536 + by_row.inner
+    assert flat[-1] == 2**32 - 1
+    assert (np.diff(flat) > 0).all()
+    assert peak < 512 * MIB  # a map of the tiles as int8 has 4 GiB
+
+  @pytest.mark.parametrize("offset", [0, 65536 - 32])
+  def test_few_queries_and_many_keys_i03(self, offset):
+    block_mask = masks.causal(offset).block_mask(32, 65536, 32, 128)
+    _assert_maps_in_range(block_mask)
+    _assert_maps_in_range(block_mask, jnp)
+    assert block_mask.num_active.tolist() == [1 if offset == 0 else 512]
+
+  @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7])
+  @pytest.mark.parametrize("cols", [1, 2, 3, 5, 7])
+  def test_maps_are_in_range_for_any_number_of_tiles_l09(self, rows, cols):
+    q_len, kv_len = rows * 8 - 3, cols * 8 - 3
+    rng = np.random.default_rng(rows * 10 + cols)
+    ids = (np.sort(rng.integers(-1, 3, n)) for n in (q_len, kv_len))
+    for mask in (
+      masks.causal(),
+      masks.causal(kv_len - q_len),
+      masks.sliding_window(5),
+      masks.document(*ids),
+      masks.full(),
+      ~masks.full(),
+      masks.from_array(rng.random((q_len, kv_len)) < 0.02),
+    ):
+      _assert_maps_in_range(mask.block_mask(q_len, kv_len, 8, 8))
+
+
+class TestScale:
+  """The limits on time are the ones of CASES.md; a build takes some tenth of them."""
+
+  @pytest.mark.parametrize("name", ["schedule", "column_schedule"])
+  def test_causal_over_a_million_tokens_s01(self, name):
+    masks.causal(1).block_mask(256, 256, 128, 128)  # imports what it needs
+    begin, rss = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def build():
+      block_mask = masks.causal().block_mask(2**20, 2**20, 512, 512)
+      return block_mask.active.num_tiles, getattr(block_mask, name).num_steps
+
+    peak, counts = peak_bytes(build)
+    assert counts == (2098176, 2098176)
+    assert time.process_time() - begin < 5
+    assert peak < 256 * MIB
+    extra = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss
+    assert extra * 1024 < 256 * MIB
+
+  def test_documents_over_131072_tokens_s01(self):
+    ids = np.sort(np.random.default_rng(0).integers(0, 300, 2**17))
+    begin = time.process_time()
+
+    def build():
+      block_mask = (masks.causal() & masks.document(ids)).block_mask(2**17, 2**17, 512, 512)
+      return block_mask.schedule.num_steps, block_mask.column_schedule.num_steps
+
+    peak, counts = peak_bytes(build)
+    tiles = np.unique(np.stack([np.arange(2**17) // 512, ids]), axis=1)
+    by_hand = {
+      (row, col)
+      for id_ in range(300)
+      for of_id in [tiles[0, tiles[1] == id_].tolist()]
+      for row in of_id
+      for col in of_id
+      if col <= row
+    }
+    assert counts == (len(by_hand),) * 2
+    assert time.process_time() - begin < 5
+    assert peak < 256 * MIB
+
+  def test_length_that_is_no_multiple_of_the_tile_s03(self):
+    begin = time.process_time()
+
+    def build():
+      block_mask = masks.causal().block_mask(93600, 93600, 128, 128)
+      return block_mask, block_mask.schedule.expand(np), block_mask.column_schedule.num_steps
+
+    peak, (block_mask, steps, by_column) = peak_bytes(build)
+    assert (block_mask.grid.rows, block_mask.grid.cols) == (732, 732)
+    assert len(steps.outer) == by_column == 268278
+    last = steps.outer == 731
+    assert (steps.kinds[last] == TileKind.PARTIAL).all()
+    assert (steps.kinds[steps.inner == 731] == TileKind.PARTIAL).all()
+    assert time.process_time() - begin < 2
+    assert peak < 128 * MIB
+
+  def test_grid_of_a_narrow_window_is_linear_in_the_length_s08(self):
+    block_mask = masks.sliding_window(5).block_mask(25000, 25000, 128, 128)
+    assert block_mask.schedule.num_steps == 196 + 195
+    assert block_mask.column_schedule.num_steps == 196 + 195
+
+
+class TestZero:
+  @pytest.mark.parametrize(("q_len", "kv_len"), [(0, 5), (5, 0), (0, 0)])
+  @pytest.mark.parametrize(
+    "mask",
+    [masks.full(), ~masks.full(), masks.causal(), masks.sliding_window(3), masks.prefix(0)],
+    ids=repr,
+  )
+  def test_lengths_of_zero_have_no_tiles_z01(self, mask, q_len, kv_len):
+    _assert_nothing(mask, q_len, kv_len)
+
+  @pytest.mark.parametrize(("q_len", "kv_len"), [(0, 5), (5, 0), (0, 0)])
+  def test_arrays_and_ids_of_length_zero_z01(self, q_len, kv_len):
+    for mask in (
+      masks.document([0] * q_len, kv_ids=[0] * kv_len),
+      masks.from_array(np.zeros((q_len, kv_len), bool)),
+      masks.from_function(lambda i, j: i == j),
+    ):
+      _assert_nothing(mask, q_len, kv_len)
+
+  @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 5)])
+  def test_one_query_z01(self, q_len, kv_len):
+    block_mask = masks.causal(kv_len - q_len).block_mask(q_len, kv_len, 128, 128)
+    assert block_mask.kinds.tolist() == [[TileKind.PARTIAL]]
+    assert block_mask.stats().num_allowed == kv_len
+
+
+def _assert_nothing(mask, q_len, kv_len):
+  assert mask.to_dense(q_len, kv_len).shape == (q_len, kv_len)
+  block_mask = mask.block_mask(q_len, kv_len, 2, 2)
+  rows, cols = -(-q_len // 2), -(-kv_len // 2)
+  assert block_mask.kinds.shape == (rows, cols)
+  assert block_mask.prefetch_i.shape == block_mask.prefetch_mask.shape == (rows, cols)
+  assert block_mask.num_active.tolist() == [0] * rows
+  assert block_mask.schedule.num_steps == rows
+  assert block_mask.column_schedule.num_steps == cols
+  assert block_mask.sparsity() == 0
+  assert block_mask.stats().num_allowed == 0
+  assert block_mask.partial_tiles.shape == (1, 2, 2)
+  assert "0 of 0 tiles active" in str(block_mask)
