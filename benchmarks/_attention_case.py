@@ -81,7 +81,7 @@ def dense_softmax(q: jax.Array, k: jax.Array, v: jax.Array, allowed: jax.Array) 
   scores = jnp.where(allowed, scores, -jnp.inf)
   m = scores.max(axis=-1, keepdims=True)
   weights = jnp.exp(scores - jnp.where(m == -jnp.inf, 0, m))
-  l = weights.sum(axis=-1, keepdims=True)  # noqa: E741
+  l = weights.sum(axis=-1, keepdims=True)
   # Divided after the matmul: three times as fast on CPU as weights that are divided first.
   out = matmul("bkgts,bskd->bkgtd", weights.astype(v.dtype), v) / jnp.where(l == 0, 1, l)
   return einops.rearrange(out, "b k g t d -> b t (k g) d").astype(q.dtype)
@@ -134,9 +134,7 @@ def float64_oracle(
     start, stop = spans[i]
     kv_head = n // (num_heads // k.shape[2])
     allowed = mask.select(b % mask.lead[0], n % mask.lead[1]).box(start, stop, 0, seq_len)
-    taken = slice(
-      i * _ORACLE_ROWS, i * _ORACLE_ROWS + stop - start
-    )  # only the last span can be shorter
+    taken = slice(i * _ORACLE_ROWS, i * _ORACLE_ROWS + stop - start)  # only the last span can be shorter
     values[b, taken, n] = _softmax_rows(
       q64[b, start:stop, n], k64[b, :, kv_head], v64[b, :, kv_head], allowed
     )

@@ -15,9 +15,7 @@ DTYPE = flags.DEFINE_enum(
   sorted(DTYPES),
   "Type of the inputs; by default bfloat16 on TPU, float32 elsewhere.",
 )
-NUM_RUNS = flags.DEFINE_integer(
-  "num_runs", 5, "Timed runs of each; the median counts.", lower_bound=1
-)
+NUM_RUNS = flags.DEFINE_integer("num_runs", 5, "Timed runs of each; the median counts.", lower_bound=1)
 JSON = flags.DEFINE_string(
   "json", None, "File to append JSON lines to; - is stdout (and the table goes to stderr)."
 )
@@ -47,9 +45,7 @@ def dtype_for(backend: str) -> jnp.dtype:
 
 def define_mask(default: str) -> flags.FlagHolder[str]:
   """Defines --mask, which is checked when flags are parsed."""
-  holder = flags.DEFINE_string(
-    "mask", default, "Mask expression; document() means the corpus's documents."
-  )
+  holder = flags.DEFINE_string("mask", default, "Mask expression; document() means the corpus's documents.")
   flags.register_validator(holder, _is_mask_expression)
   return holder
 

@@ -14,9 +14,7 @@ import masks
 
 _BINARY = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_}
 _MAX_OPERATORS = 100  # each is a level of recursion, here and in the mask
-_REMEDY = (
-  'Write for example "causal() & document()" or "causal() & (prefix(4) | sliding_window(1024))".'
-)
+_REMEDY = 'Write for example "causal() & document()" or "causal() & (prefix(4) | sliding_window(1024))".'
 
 
 def builders() -> dict[str, Callable[..., masks.Mask]]:
@@ -25,8 +23,7 @@ def builders() -> dict[str, Callable[..., masks.Mask]]:
   return {
     name: function
     for name, function in sorted(public.items())
-    if inspect.isfunction(function)
-    and function.__annotations__.get("return") in ("Mask", masks.Mask)
+    if inspect.isfunction(function) and function.__annotations__.get("return") in ("Mask", masks.Mask)
   }
 
 
@@ -57,8 +54,7 @@ def parse(text: str, context: Mapping[str, Any] | None = None) -> masks.Mask:
       return builders()[name](*args, **kwargs)
     except TypeError as error:  # a wrong number of arguments, or one of a wrong type
       raise ValueError(
-        f"`{name}` must get the arguments it takes, got {ast.unparse(call)}: {error} "
-        f"See help(masks.{name})."
+        f"`{name}` must get the arguments it takes, got {ast.unparse(call)}: {error} See help(masks.{name})."
       ) from error
 
   return _fold(_parse(text), build)

@@ -68,9 +68,7 @@ class Comparison:
   def _limit(self, name: str) -> float:
     return ERROR_LIMITS[self.dtype.name] * (10 if name == self.baseline else 1)
 
-  def _result(
-    self, name: str, error: float, timings: Mapping[str, _timing.Timing]
-  ) -> _report.Result:
+  def _result(self, name: str, error: float, timings: Mapping[str, _timing.Timing]) -> _report.Result:
     timing, baseline = timings.get(name), timings.get(self.baseline or "")
     return _report.Result(
       name,

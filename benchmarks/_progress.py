@@ -33,8 +33,6 @@ def track(steps: Sequence[T], label: str, *, patience: float = _PATIENCE_S) -> I
   for done, step in enumerate(steps):
     now = time.monotonic()
     if now - last >= patience:
-      print(
-        f"{label}: {done} of {len(steps)} after {now - start:.0f} s", file=sys.stderr, flush=True
-      )
+      print(f"{label}: {done} of {len(steps)} after {now - start:.0f} s", file=sys.stderr, flush=True)
       last = now
     yield step

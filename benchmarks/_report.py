@@ -56,9 +56,7 @@ def environment() -> dict[str, str]:
   }
 
 
-def emit(
-  title: str, notes: Sequence[str], results: Sequence[Result], json_path: str | None
-) -> None:
+def emit(title: str, notes: Sequence[str], results: Sequence[Result], json_path: str | None) -> None:
   """Prints the report, and appends its JSON lines to a file if asked to.
 
   Args:

@@ -91,9 +91,7 @@ def main(argv: list[str]) -> int:
     error_of=oracle.relative_rms,
     dtype=dtype,
     flops=plan.dense_flops * plan.stats.num_active / max(plan.stats.num_tiles, 1),
-    details=_settings(dtype)
-    | dataclasses.asdict(plan.stats)
-    | dataclasses.asdict(plan.block_sizes),
+    details=_settings(dtype) | dataclasses.asdict(plan.stats) | dataclasses.asdict(plan.block_sizes),
   )
   return comparison.run(notes, num_runs=_flags.NUM_RUNS.value, json_path=_flags.JSON.value)
 

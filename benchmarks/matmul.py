@@ -55,23 +55,17 @@ def main(argv: list[str]) -> int:
   block = _BLOCK.value or (512 if on_tpu else 128)
   notes = [f"{size}x{size} matrices, blocks of {block}x{block}"]
   if not on_tpu:
-    notes.append(
-      "INTERPRETED: there is no TPU here, so the times below say nothing about the kernels on one"
-    )
+    notes.append("INTERPRETED: there is no TPU here, so the times below say nothing about the kernels on one")
   dtype = _flags.dtype_for(jax.default_backend())
   status = 0
   for compare in (_dsd, _masked):
     comparison, note = compare(size, block, dtype)
-    status |= comparison.run(
-      [*notes, note], num_runs=_flags.NUM_RUNS.value, json_path=_flags.JSON.value
-    )
+    status |= comparison.run([*notes, note], num_runs=_flags.NUM_RUNS.value, json_path=_flags.JSON.value)
   return status
 
 
 def _dsd(size: int, block: int, dtype: jnp.dtype) -> tuple[_measure.Comparison, str]:
-  a = blockattn.BlockCOO.random(
-    jax.random.key(0), (size, size), (block, block), _DENSITY.value, dtype
-  )
+  a = blockattn.BlockCOO.random(jax.random.key(0), (size, size), (block, block), _DENSITY.value, dtype)
   b = jax.random.uniform(jax.random.key(1), (size, size), dtype)
   dense = a.to_dense()
   num_blocks = int(np.asarray(a.num_blocks))
@@ -120,9 +114,7 @@ def _dense_matmul(x: jax.Array, y: jax.Array, allowed: jax.Array | None = None) 
   return product if allowed is None else jnp.where(allowed, product, 0)
 
 
-def _error_in_sample(
-  x: jax.Array, y: jax.Array, allowed: jax.Array | None
-) -> Callable[[jax.Array], float]:
+def _error_in_sample(x: jax.Array, y: jax.Array, allowed: jax.Array | None) -> Callable[[jax.Array], float]:
   """Measures products [M, N] against float64, in rows and columns that are spread evenly."""
   rows, cols = (np.linspace(0, n - 1, min(n, _CHECKED)).astype(int) for n in (len(x), y.shape[1]))
   reference = np.asarray(x[rows]).astype(np.float64) @ np.asarray(y[:, cols]).astype(np.float64)

@@ -124,8 +124,8 @@ def plan_call(
     block_mask = mask.block_mask(q_len, kv_len, sizes.block_q, sizes.block_kv)
   if name == "pallas_tpu":
     kernel_tiling(sizes, compiled=interpret is False)
-  scale = _validate.as_number(head_dim**-0.5 if scale is None else scale)
-  options = AttentionOptions(scale, _validate.as_number(logits_soft_cap))
+  cap = None if logits_soft_cap is None else float(logits_soft_cap)
+  options = AttentionOptions(head_dim**-0.5 if scale is None else float(scale), cap)
   return Plan(name, reason, sizes, sizes_from, block_mask, options, interpret)
 
 
@@ -145,7 +145,7 @@ def _run(q, k, v, sinks, plan: Plan):
     return _nothing_to_attend(q, v, sinks)
   if plan.implementation == "reference":
     return _reference.Reference(plan.options).forward(q, k, v, sinks, plan.block_mask)
-  out, lse = _vjp.attend(_implementation(plan), q, k, v, sinks, plan.block_mask)
+  out, lse = _vjp.attend(_implementation(plan), q, k, v, sinks, plan.block_mask)  # pyright: ignore
   if not plan.block_mask.may_overflow:
     return out, lse
   # Never a truncated result: NaN throughout where a traced mask needs more steps than its capacity.
@@ -154,10 +154,9 @@ def _run(q, k, v, sinks, plan: Plan):
 
 
 def _implementation(plan: Plan) -> Implementation:
-  sizes = plan.block_sizes
   if plan.implementation == "xla":
-    return _xla.Xla(plan.options, sizes.block_q, sizes.block_kv)
-  tiling = kernel_tiling(sizes, compiled=plan.interpret is False)
+    return _xla.Xla(plan.options, plan.block_mask.block_q, plan.block_mask.block_kv)
+  tiling = kernel_tiling(plan.block_sizes, compiled=plan.interpret is False)
   return _pallas_tpu.PallasTpu(plan.options, tiling, plan.interpret)
 
 

@@ -107,7 +107,8 @@ def kernel_tiling(sizes: BlockSizes, compiled: bool) -> KernelTiling:
     ValueError: A sub-tile does not divide its tile, or the hardware does not allow a size.
   """
   block_q, block_kv = sizes.block_q, sizes.block_kv
-  assert block_q is not None and block_kv is not None
+  assert block_q is not None
+  assert block_kv is not None
   sub_q = sizes.sub_q or _largest_divisor(block_q, _SUB_Q)
   sub_kv = sizes.sub_kv or _largest_divisor(block_kv, _SUB_KV)
   for name, sub, block_name, block in (

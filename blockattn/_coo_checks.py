@@ -26,6 +26,8 @@ def check_parts(blocks: Any, rows: Any, cols: Any, shape: Any, num_blocks: Any) 
       "`blocks` must be [..., n, bm, bn] with bm and bn at least 1, "
       f"got blocks.shape={blocks.shape}. Add the missing dimensions in front."
     )
+  if blocks.dtype == np.bool_:
+    raise TypeError("`blocks` must be numbers, got bool. Convert them with astype(jnp.int8).")
   if len(shape) != 2 or min(shape) < 1:
     raise ValueError(
       "`shape` must be the two sizes of the matrix, each at least 1, "
@@ -88,8 +90,8 @@ def check_layout(rows: Any, cols: Any, num_blocks: Any, grid_shape: tuple[int, i
     )
 
 
-def check_capacity(nonzero: jax.Array, capacity: int | None) -> tuple[int, jax.Array | None]:
-  """The number of slots for `nonzero` [rows, cols], and, if traced, whether they are too few."""
+def check_capacity(nonzero: jax.Array, capacity: int | None) -> int:
+  """The number of slots for the blocks of `nonzero` [rows, cols], which must hold them if concrete."""
   if is_concrete(nonzero):
     live = int(nonzero.sum())
     if capacity is not None and capacity < live:
@@ -97,10 +99,10 @@ def check_capacity(nonzero: jax.Array, capacity: int | None) -> tuple[int, jax.A
         f"`capacity` must be at least the number of nonzero blocks, got capacity={capacity} "
         f"and {live} blocks. Use {live}, or leave it None."
       )
-    return live if capacity is None else capacity, None
+    return live if capacity is None else capacity
   if capacity is None:
     raise ValueError(
       "`capacity` must be given for traced values, whose nonzero blocks cannot be counted, got "
       f"capacity=None. Use an upper bound; {nonzero.size} is always enough."
     )
-  return capacity, nonzero.sum() > capacity
+  return capacity

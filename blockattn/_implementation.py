@@ -13,7 +13,7 @@ class Implementation(typing.Protocol):
   B = batch, T/S = query/key tokens, N/K = query/key heads, D/Dv = head dimensions.
   """
 
-  def forward(self, q, k, v, sinks, block_mask: BlockMask):
+  def forward(self, q, k, v, sinks, block_mask: BlockMask) -> typing.Any:
     """Attention.
 
     Args:
@@ -27,7 +27,7 @@ class Implementation(typing.Protocol):
       Output [B, T, N, Dv] in q.dtype, and lse [B, N, T] float32 (natural log).
     """
 
-  def backward(self, q, k, v, dout, lse, delta, block_mask: BlockMask):
+  def backward(self, q, k, v, dout, lse, delta, block_mask: BlockMask) -> typing.Any:
     """Gradients of q, k and v.
 
     Args:

@@ -78,7 +78,7 @@ class MaskOperands:
       **common,
     )
 
-  def expand_tokens(self) -> tuple[jax.Array | None, jax.Array | None]:
+  def expand_tokens(self) -> tuple:
     """The numbers per query and per key as arrays; None where there are none."""
     return tuple(
       t.expand() if isinstance(t, LinearRuns) else t for t in (self.q_tokens, self.kv_tokens)
@@ -91,7 +91,7 @@ def _token_runs(tokens):
   return LinearRuns.encode(tokens) if isinstance(tokens, np.ndarray) else tokens
 
 
-def _tile_ids(block_mask: BlockMask, schedule: Schedule, is_by_column: bool) -> np.ndarray:
+def _tile_ids(block_mask: BlockMask, schedule, is_by_column: bool) -> np.ndarray:
   """For each step, the stored tile that it or the next PARTIAL step needs."""
   steps, grid = schedule.expand(np), block_mask.grid
   ids = block_mask.partial_ids.reshape(grid.groups, grid.rows, grid.cols)

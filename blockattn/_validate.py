@@ -6,7 +6,6 @@ import math
 import numbers
 
 import jax.numpy as jnp
-import numpy as np
 
 from blockattn._block_sizes import BlockSizes
 from masks import BlockMask, Mask
@@ -132,8 +131,3 @@ def check_implementation(implementation, dtype, on_tpu: bool) -> None:
       "'pallas_tpu' takes float32 and bfloat16 on TPU, which has no float16, got float16. Cast to bfloat16, or "
       "use implementation='xla'."
     )
-
-
-def as_number(value) -> float | None:
-  """A hashable float of a Python or NumPy number."""
-  return None if value is None else float(np.float64(value))

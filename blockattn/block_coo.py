@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from blockattn import _coo_slots
 from blockattn._coo_checks import check_capacity, check_layout, check_parts, is_concrete
-from blockattn._coo_slots import merge_slots, poison, sort_slots, to_blocks
 
 Array: TypeAlias = "jax.Array | np.ndarray"
 
@@ -33,7 +33,7 @@ class BlockCOO:
   and go through `jax.vmap`.
 
   Attributes:
-    blocks: [..., n, bm, bn], any dtype.
+    blocks: [..., n, bm, bn], numbers of any dtype.
     rows: [n] int32, the block row of each slot. Other integers are converted.
     cols: [n] int32, the block column of each slot.
     shape: The (rows, columns) of the matrix, in elements.
@@ -41,7 +41,7 @@ class BlockCOO:
       them.
 
   Raises:
-    TypeError: An index or the live count is not an integer.
+    TypeError: An index or the live count is not an integer, or the blocks are bool.
     ValueError: A wrong rank or length, or concrete indices that are unsorted, duplicate or out of
       range.
 
@@ -113,7 +113,7 @@ class BlockCOO:
     """Builds a BlockCOO from blocks in any order.
 
     Args:
-      blocks: [..., n, bm, bn], any dtype.
+      blocks: [..., n, bm, bn], numbers of any dtype.
       rows: [n], integers.
       cols: [n], integers.
       shape: The (rows, columns) of the matrix, in elements.
@@ -139,9 +139,9 @@ class BlockCOO:
     check_parts(blocks, rows, cols, shape, num_blocks)
     live = blocks.shape[-3] if num_blocks is None else num_blocks
     if sort or sum_duplicates:
-      blocks, rows, cols = sort_slots(blocks, rows, cols, live)
+      blocks, rows, cols = _coo_slots.sort(blocks, rows, cols, live)
     if sum_duplicates:
-      blocks, rows, cols, live = merge_slots(blocks, rows, cols, live)
+      blocks, rows, cols, live = _coo_slots.merge(blocks, rows, cols, live)
     return cls(blocks, rows, cols, shape, live)
 
   @classmethod
@@ -149,7 +149,7 @@ class BlockCOO:
     """Stores the blocks of `dense` that hold anything but zeros.
 
     Args:
-      dense: [M, N], any dtype. NaN counts as something.
+      dense: [M, N], numbers of any dtype. NaN counts as something.
       block_shape: The (rows, columns) of a block; need not divide M and N.
       capacity: Slots to make; None is as many as there are live blocks. Must be given for a traced
         `dense`; when that then holds more than `capacity` blocks, the stored blocks are NaN (the
@@ -167,15 +167,10 @@ class BlockCOO:
         "`dense` must be [M, N] and `block_shape` two sizes of at least 1, got "
         f"dense.shape={dense.shape} and block_shape={block_shape}. Use jax.vmap for batches."
       )
-    blocked = to_blocks(jnp.asarray(dense), block_shape)
-    nonzero = (blocked != 0).any(axis=(2, 3))
-    capacity, overflow = check_capacity(nonzero, capacity)
-    rows, cols = jnp.nonzero(nonzero, size=capacity, fill_value=0)
-    blocks = blocked[rows, cols]
-    if overflow is not None:
-      blocks = jnp.where(overflow, poison(blocks.dtype), blocks)
-    live = jnp.minimum(nonzero.sum(dtype=jnp.int32), capacity)
-    return cls(blocks, rows, cols, (dense.shape[0], dense.shape[1]), live)
+    blocked, nonzero = _coo_slots.cut(jnp.asarray(dense), tuple(block_shape))
+    capacity = check_capacity(nonzero, capacity)
+    parts = _coo_slots.pick(blocked, nonzero, capacity)
+    return cls(*parts[:3], (dense.shape[0], dense.shape[1]), parts[3])
 
   @classmethod
   def random(
@@ -208,17 +203,13 @@ class BlockCOO:
     if not 0 <= density <= 1:
       raise ValueError(f"`density` must lie in [0, 1], got density={density}. Use 1.0 for every block.")
     layout_key, values_key = jax.random.split(key)
-    bm, bn = block_shape
-    grid = (math.ceil(shape[0] / bm), math.ceil(shape[1] / bn))
-    nonzero = jax.random.bernoulli(layout_key, density, grid)
-    capacity, _ = check_capacity(nonzero, capacity)
-    rows, cols = jnp.nonzero(nonzero, size=capacity, fill_value=0)
-    blocks = jax.random.uniform(values_key, (capacity, bm, bn), dtype)
-    inside_m = rows[:, None] * bm + jnp.arange(bm) < shape[0]
-    inside_n = cols[:, None] * bn + jnp.arange(bn) < shape[1]
-    blocks = jnp.where(inside_m[:, :, None] & inside_n[:, None, :], blocks, 0)
-    live = jnp.minimum(nonzero.sum(dtype=jnp.int32), capacity)
-    return cls(blocks, rows, cols, shape, live)
+    grid = [math.ceil(size / block) for size, block in zip(shape, block_shape, strict=True)]
+    nonzero = jax.random.bernoulli(layout_key, float(density), grid)
+    capacity = check_capacity(nonzero, capacity)
+    parts = _coo_slots.sample(
+      values_key, nonzero, capacity, tuple(shape), tuple(block_shape), np.dtype(dtype)
+    )
+    return cls(*parts[:3], shape, parts[3])
 
   def to_dense(self) -> jax.Array:
     """The whole matrix.
@@ -226,16 +217,7 @@ class BlockCOO:
     Returns:
       [..., M, N] in the dtype of the blocks; dead slots do not show.
     """
-    num_rows, num_cols = self.grid_shape
-    bm, bn = self.block_shape
-    lead = self.blocks.shape[:-3]
-    live = jnp.arange(self.capacity) < self.num_blocks
-    rows = jnp.where(live, self.rows, num_rows)  # out of range: dropped
-    blocks = jnp.where(live[:, None, None], self.blocks, 0)
-    dense = jnp.zeros((*lead, num_rows, num_cols, bm, bn), self.dtype)
-    dense = dense.at[..., rows, self.cols, :, :].add(blocks, mode="drop")
-    dense = dense.swapaxes(-3, -2).reshape(*lead, num_rows * bm, num_cols * bn)
-    return dense[..., : self.shape[0], : self.shape[1]]
+    return _coo_slots.assemble(self.blocks, self.rows, self.cols, self.num_blocks, self.shape)
 
   def transpose(self) -> BlockCOO:
     """The transposed matrix, again in row-major order; works on traced indices and live counts.
@@ -243,7 +225,7 @@ class BlockCOO:
     Returns:
       BlockCOO of shape (N, M) and blocks [..., n, bn, bm].
     """
-    blocks, rows, cols = sort_slots(self.blocks, self.cols, self.rows, self.num_blocks)
+    blocks, rows, cols = _coo_slots.sort(self.blocks, self.cols, self.rows, self.num_blocks)
     return BlockCOO(blocks.swapaxes(-1, -2), rows, cols, (self.shape[1], self.shape[0]), self.num_blocks)
 
 

@@ -4,7 +4,7 @@
 >>> mask = masks.causal() & masks.document([0, 0, 0, 1, 1, 1])
 >>> print(mask.block_mask(q_len=6, kv_len=6, block_q=2, block_kv=2))
 BlockMask(causal() & document(int32[1, 6]), q_len=6, kv_len=6, block_q=2, block_kv=2)
-5 of 9 tiles active (55.6%): 0 full, 5 partial; per row 1 to 2, mean 1.7; 33.33% of the pairs allowed, 60% of the computed ones
+5 of 9 tiles active (55.6%): 0 full, 5 partial; per row 1 to 2, mean 1.7; 33.33% of pairs allowed, 60% of those computed
 █ full, ▒ partial, · empty
 ▒··
 ▒▒·

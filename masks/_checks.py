@@ -2,8 +2,8 @@
 
 import operator
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 # Positions beyond any length mean the same as this; it keeps position arithmetic within int32.
 _FAR = 2**30
@@ -33,7 +33,7 @@ def non_negative(name: str, value, remedy: str) -> int:
 
 def id_array(name: str, ids, ranks: tuple[int, ...], shapes: str):
   """Integer array of one of these ranks, as int32: NumPy, or JAX if it is traced."""
-  if isinstance(ids, jax.core.Tracer):
+  if isinstance(ids, Tracer):
     _check_ids(name, ids, ranks, shapes)
     return ids.astype(np.int32)
   ids = np.asarray(ids)
@@ -47,9 +47,9 @@ def id_array(name: str, ids, ranks: tuple[int, ...], shapes: str):
   return ids.astype(np.int32)
 
 
-def concrete_ids(name: str, ids, ranks: tuple[int, ...], shapes: str) -> np.ndarray:
+def concrete_ids(name: str, ids, ranks: tuple[int, ...], shapes: str):
   """`id_array` of an array that must not be traced."""
-  if isinstance(ids, jax.core.Tracer):
+  if isinstance(ids, Tracer):
     raise TypeError(
       f"`{name}` must be concrete, got a traced array of shape {ids.shape}. Build the mask outside of jit."
     )

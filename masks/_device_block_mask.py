@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import checkify
 
 from masks import _checks, _draw
@@ -89,7 +90,7 @@ class DeviceBlockMask(BlockMask):
       ValueError: The mask needs more steps, and its arrays are concrete.
     """
     message = f"A traced mask must fit its capacity of {self.schedule.capacity} steps: raise it."
-    if isinstance(self.overflow, jax.core.Tracer):
+    if isinstance(self.overflow, Tracer):
       checkify.check(~self.overflow, message)
     elif bool(self.overflow):
       raise ValueError(message)
@@ -100,7 +101,7 @@ class DeviceBlockMask(BlockMask):
   def __str__(self):
     return _draw.text(self._on_host())
 
-  def _on_host(self) -> BlockMask:
+  def _on_host(self):
     """The exact block mask of the same mask, once its arrays are known."""
     mask = jax.tree.map(lambda x: x, self.mask)  # takes arrays that are concrete by now as values
     if mask.is_traced:

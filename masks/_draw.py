@@ -7,14 +7,14 @@ import typing
 import numpy as np
 
 if typing.TYPE_CHECKING:
+  from masks._host_block_mask import HostBlockMask
   from masks._tile_runs import TileRuns
-  from masks.block_mask import BlockMask
 
 MAX_COLUMNS, MAX_LINES = 64, 32
 _EMPTY, _PARTIAL, _FULL = "·", "▒", "█"
 
 
-def text(block_mask: BlockMask) -> str:
+def text(block_mask: HostBlockMask) -> str:
   """The tile map as text, scaled down to at most 64 columns and 32 lines per group."""
   grid = block_mask.grid
   lines = [repr(block_mask), str(block_mask.stats())]
@@ -35,7 +35,7 @@ def text(block_mask: BlockMask) -> str:
   return "\n".join(lines)
 
 
-def _count(tiles: TileRuns | None, block_mask: BlockMask, shape: tuple[int, int]) -> np.ndarray:
+def _count(tiles: TileRuns | None, block_mask: HostBlockMask, shape: tuple[int, int]) -> np.ndarray:
   """Tiles of a set (None: all tiles) in each cell of the picture, [groups, lines, columns]."""
   grid = block_mask.grid
   edges = np.arange(shape[1] + 1) * grid.cols // shape[1]

@@ -1,12 +1,12 @@
 """Checks of arrays of flags."""
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 
 def concrete_flags(name: str, flags, ranks: tuple[int, ...], shapes: str) -> np.ndarray:
   """Array of bool, or of integers 0 and 1, of one of these ranks, as bool."""
-  if isinstance(flags, jax.core.Tracer):
+  if isinstance(flags, Tracer):
     raise TypeError(
       f"`{name}` must be a concrete array, got a traced one of shape {flags.shape}. Build the mask "
       "outside of jit."

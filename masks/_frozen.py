@@ -5,6 +5,7 @@ import hashlib
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 
 class FrozenArray:
@@ -56,6 +57,6 @@ class TracedArray:
 
 def hold(array) -> FrozenArray | TracedArray:
   """A value for a concrete array; a holder for a tracer, or for what stands for an array in a pytree."""
-  if isinstance(array, jax.core.Tracer) or not isinstance(array, np.ndarray | jax.Array):
+  if isinstance(array, Tracer) or not isinstance(array, np.ndarray | jax.Array):
     return TracedArray(array)
   return FrozenArray(array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import typing
 
 import numpy as np
@@ -62,7 +63,8 @@ def from_sorted(row, start, stop, num_rows: int, num_cols: int) -> TileRuns:
 
 def from_map(tiles) -> TileRuns:
   """The set of the True entries of a [rows, cols] map."""
-  return _of_tiles(*np.nonzero(tiles), *tiles.shape)
+  row, col = np.nonzero(tiles)
+  return _of_tiles(row, col, *tiles.shape)
 
 
 def product(rows, cols) -> TileRuns:
@@ -113,7 +115,7 @@ def decide(candidates: TileRuns, test: typing.Callable) -> tuple[TileRuns, TileR
   part = (np.cumsum(candidates.stop - candidates.start) - 1) // _TILES_AT_ONCE
   edges = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(part)]
   found: tuple[list, list] = ([], [])
-  for begin, end in zip(edges[:-1], edges[1:], strict=True):
+  for begin, end in itertools.pairwise(edges):
     runs = (getattr(candidates, n)[begin:end] for n in ("row", "start", "stop"))
     row, col = TileRuns(*runs, candidates.num_rows, candidates.num_cols).tile_indices()
     for tiles, keep in zip(found, test(row, col), strict=True):

@@ -42,6 +42,7 @@ class HostBlockMask(BlockMask):
   active: TileRuns
   full: TileRuns
   may_overflow = False
+  overflow = False
 
   def __eq__(self, other):
     if not isinstance(other, HostBlockMask):

@@ -1,4 +1,4 @@
-"""Mask: the value type and its algebra.
+"""Mask: the value type.
 
 A mask says which keys each query may use, for any number of queries and keys. Masks are immutable,
 hashable and equal by content, and closed under `&`, `|` and `~`. What a rule must define is `allows`;
@@ -8,7 +8,6 @@ what makes it fast is `spans` (masks/_spans.py) or its own `tile_bounds` and `ti
 from __future__ import annotations
 
 import dataclasses
-import functools
 import typing
 
 import jax
@@ -107,7 +106,7 @@ class Mask:
     shape = (q_idx.shape[0], kv_idx.shape[1])
     return np.broadcast_to(np.asarray(self.allows(q_idx, kv_idx)), shape).astype(bool)
 
-  def to_dense(self, q_len: int, kv_len: int) -> np.ndarray:
+  def to_dense(self, q_len: int, kv_len: int):
     """The mask as a bool array, True where the query may use the key.
 
     Args:
@@ -156,7 +155,7 @@ class Mask:
       ValueError: A length is negative, a tile size is not positive, or the mask holds arrays of
         other lengths.
     """
-    from masks import _device_block_mask, _host_block_mask  # noqa: PLC0415 (they import Mask)
+    from masks import _device_block_mask, _host_block_mask  # they import Mask
 
     check_lengths(self, q_len, kv_len)
     grid = TileGrid.of(q_len, kv_len, block_q, block_kv, self.lead)
@@ -191,21 +190,27 @@ class Mask:
     array([[1, 1, 0, 0],
            [0, 0, 1, 1]])
     """
-    from masks.shift import shift  # noqa: PLC0415 (shift imports Mask)
+    from masks.shift import shift
 
     return shift(self, q, kv)
 
   def __and__(self, other: Mask) -> Mask:
     """Keys that both masks allow."""
-    return _combine(And, self, other)
+    from masks import _algebra  # it imports Mask
+
+    return _algebra.combine(_algebra.And, self, other)
 
   def __or__(self, other: Mask) -> Mask:
     """Keys that either mask allows."""
-    return _combine(Or, self, other)
+    from masks import _algebra
+
+    return _algebra.combine(_algebra.Or, self, other)
 
   def __invert__(self) -> Mask:
     """Keys that the mask does not allow."""
-    return Not(self)
+    from masks import _algebra
+
+    return _algebra.Not(self)
 
   def __setattr__(self, name, value):
     raise AttributeError(f"A mask is immutable, got an assignment to `{name}`. Build a new mask.")
@@ -241,217 +246,3 @@ def require_tile_rule(mask: Mask, q_len: int, kv_len: int) -> _tile_rule.TileRul
 def squeeze_lead(array):
   """Drops the batch and the heads axis, each where it is 1."""
   return array.reshape(*(n for n in array.shape[:2] if n != 1), *array.shape[2:])
-
-
-class Not(Mask):
-  """The complement of a mask; `~` builds it."""
-
-  operand: Mask
-
-  def __new__(cls, operand: Mask):
-    """Returns the operand of a complement unchanged: `~~mask` is `mask`."""
-    return operand.operand if isinstance(operand, Not) else super().__new__(cls)
-
-  def __init__(self, operand: Mask):
-    if not hasattr(self, "operand"):
-      vars(self)["operand"] = operand
-
-  def __reduce__(self):
-    return Not, (self.operand,)
-
-  lead = property(lambda self: self.operand.lead)
-  is_traced = property(lambda self: self.operand.is_traced)
-
-  def tree_flatten(self):
-    return (self.operand,), None
-
-  @classmethod
-  def tree_unflatten(cls, aux, children):
-    mask = object.__new__(cls)
-    vars(mask)["operand"] = children[0]
-    return mask
-
-  def device_bounds(self, grid):
-    return ~self.operand.device_bounds(grid)
-
-  def allows(self, q_idx, kv_idx):
-    return ~self.operand.allows(q_idx, kv_idx)
-
-  def check(self, q_len, kv_len):
-    self.operand.check(q_len, kv_len)
-
-  def select(self, batch, head):
-    return Not(self.operand.select(batch, head))
-
-  def spans(self, q_len, kv_len):
-    spans = self.operand.spans(q_len, kv_len)
-    return None if spans is None else _spans.complement(spans)
-
-  def tile_bounds(self, grid):
-    return ~self.operand.tile_bounds(grid)
-
-  def tile_rule(self, q_len, kv_len):
-    rule = super().tile_rule(q_len, kv_len)
-    if rule is not None:
-      return rule
-    rule = self.operand.tile_rule(q_len, kv_len)
-    return None if rule is None else _tile_rule.negate(rule)
-
-  def box(self, q_start, q_stop, kv_start, kv_stop):
-    return ~self.operand.box(q_start, q_stop, kv_start, kv_stop)
-
-  def __eq__(self, other):
-    return isinstance(other, Not) and self.operand == other.operand
-
-  def __hash__(self):
-    return hash((Not, self.operand))
-
-  def __repr__(self):
-    return f"~{_wrapped(self.operand)}"
-
-
-class _Nary(Mask):
-  """What `And` and `Or` share: operands whose order does not matter and none of which repeats."""
-
-  operands: tuple[Mask, ...]
-  symbol: typing.ClassVar[str]
-  fold_arrays: typing.ClassVar[typing.Callable]
-  fold_spans: typing.ClassVar[typing.Callable]
-  fold_bounds: typing.ClassVar[typing.Callable]
-
-  def __init__(self, operands: tuple[Mask, ...]):
-    vars(self)["operands"] = operands
-
-  @functools.cached_property
-  def lead(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-    return typing.cast(tuple[int, int], np.broadcast_shapes(*(m.lead for m in self.operands)))
-
-  def allows(self, q_idx, kv_idx):
-    return functools.reduce(type(self).fold_arrays, (m.allows(q_idx, kv_idx) for m in self.operands))
-
-  def check(self, q_len, kv_len):
-    for operand in self.operands:
-      operand.check(q_len, kv_len)
-
-  def select(self, batch, head):
-    return type(self)(tuple(_select(m, batch, head) for m in self.operands))
-
-  @property
-  def is_traced(self):
-    return any(m.is_traced for m in self.operands)
-
-  def tree_flatten(self):
-    return self.operands, None
-
-  @classmethod
-  def tree_unflatten(cls, aux, children):
-    return cls(tuple(children))
-
-  def device_bounds(self, grid):
-    """Concrete operands are classified together, which is exact; the traced ones each by its bounds."""
-    concrete = tuple(m for m in self.operands if not m.is_traced)
-    bounds = [m.device_bounds(grid) for m in self.operands if m.is_traced]
-    if concrete:
-      known = concrete[0] if len(concrete) == 1 else type(self)(concrete)
-      bounds.append(_device_bounds.of_concrete(known, grid))
-    return functools.reduce(type(self).fold_bounds, bounds)
-
-  def _parts(self, q_len, kv_len) -> tuple[_spans.Spans | None, list[Mask]]:
-    """The operands that are spans, folded into one, and the others."""
-    folded, others = None, []
-    for operand in self.operands:
-      spans = operand.spans(q_len, kv_len)
-      if spans is not None and folded is not None:
-        spans = type(self).fold_spans(folded, spans)
-      if spans is None:
-        others.append(operand)
-      else:
-        folded = spans
-    return folded, others
-
-  def spans(self, q_len, kv_len):
-    folded, others = self._parts(q_len, kv_len)
-    return None if others else folded
-
-  def tile_bounds(self, grid):
-    folded, others = self._parts(grid.q_len, grid.kv_len)
-    bounds = [m.tile_bounds(grid) for m in others]
-    if folded is not None:
-      bounds.append(TileBounds.from_spans(folded, grid))
-    return functools.reduce(type(self).fold_bounds, bounds)
-
-  def tile_rule(self, q_len, kv_len):
-    folded, others = self._parts(q_len, kv_len)
-    rules = [] if folded is None else [_tile_rule.from_spans(folded)]
-    for operand in others:
-      rule = operand.tile_rule(q_len, kv_len)
-      if rule is None:
-        return None
-      rules.append(rule)
-    return _tile_rule.combine(self.symbol, rules)
-
-  def box(self, q_start, q_stop, kv_start, kv_stop):
-    boxes = (m.box(q_start, q_stop, kv_start, kv_stop) for m in self.operands)
-    return functools.reduce(type(self).fold_arrays, boxes)
-
-  def __eq__(self, other):
-    return type(self) is type(other) and self._operand_set == other._operand_set
-
-  def __hash__(self):
-    return hash((type(self), self._operand_set))
-
-  @functools.cached_property
-  def _operand_set(self):
-    return frozenset(self.operands)
-
-  def __repr__(self):
-    return f" {self.symbol} ".join(_wrapped(m) for m in self.operands)
-
-
-class And(_Nary):
-  """Keys that every operand allows; `&` builds it."""
-
-  symbol = "&"
-  fold_arrays = staticmethod(lambda a, b: a & b)
-  fold_spans = staticmethod(_spans.intersect)
-  fold_bounds = staticmethod(lambda a, b: a & b)
-
-
-class Or(_Nary):
-  """Keys that some operand allows; `|` builds it."""
-
-  symbol = "|"
-  fold_arrays = staticmethod(lambda a, b: a | b)
-  fold_spans = staticmethod(_spans.unite)
-  fold_bounds = staticmethod(lambda a, b: a | b)
-
-
-def _select(mask: Mask, batch: int, head: int) -> Mask:
-  """`mask.select`, where an axis of 1 stands for every example or head."""
-  return mask.select(*(i if n > 1 else 0 for i, n in zip((batch, head), mask.lead, strict=True)))
-
-
-def _combine(kind: type[_Nary], a: Mask, b: Mask):
-  """`a` and `b` under one operator, flattened, without repeats and neutral or absorbing operands."""
-  from masks.causal import full  # noqa: PLC0415 (causal imports Mask)
-
-  if not isinstance(b, Mask):
-    return NotImplemented
-  try:
-    np.broadcast_shapes(a.lead, b.lead)
-  except ValueError:
-    raise ValueError(
-      f"Masks must agree in (batch, heads) or have 1 there, got {a.lead} and {b.lead}."
-    ) from None
-  neutral, absorbing = (full(), ~full()) if kind is And else (~full(), full())
-  parts = [m for x in (a, b) for m in (x.operands if isinstance(x, kind) else (x,))]
-  if absorbing in parts:
-    return absorbing
-  operands = tuple(dict.fromkeys(m for m in parts if m != neutral))
-  if len(operands) < 2:
-    return operands[0] if operands else neutral
-  return kind(operands)
-
-
-def _wrapped(mask: Mask) -> str:
-  return f"({mask!r})" if isinstance(mask, _Nary) else repr(mask)

@@ -10,7 +10,7 @@ import numpy as np
 from masks import _classify
 
 if typing.TYPE_CHECKING:
-  from masks.block_mask import BlockMask
+  from masks._host_block_mask import HostBlockMask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MaskStats:
   partial_bytes: int
 
   @classmethod
-  def of(cls, block_mask: BlockMask) -> MaskStats:
+  def of(cls, block_mask: HostBlockMask) -> MaskStats:
     """Counts `block_mask`."""
     grid, active = block_mask.grid, block_mask.active.num_tiles
     num_tiles = grid.all_rows * grid.cols
@@ -75,11 +75,11 @@ class MaskStats:
     return (
       f"{self.num_active:,} of {self.num_tiles:,} tiles active ({1 - self.tile_sparsity:.1%}): "
       f"{self.num_full:,} full, {self.num_partial:,} partial; per row {least} to {most}, mean {mean:.1f}; "
-      f"{self.element_density:.2%} of the pairs allowed, {self.useful_flops:.0%} of the computed ones"
+      f"{self.element_density:.2%} of pairs allowed, {self.useful_flops:.0%} of those computed"
     )
 
 
-def _count_allowed(block_mask: BlockMask) -> int:
+def _count_allowed(block_mask: HostBlockMask) -> int:
   grid = block_mask.grid
   spans = block_mask.mask.spans(grid.q_len, grid.kv_len)
   if spans is not None:

@@ -25,12 +25,12 @@ class TileTest(typing.Protocol):
   """
 
   @property
-  def num_q(self) -> int: ...  # noqa: D102
+  def num_q(self) -> int: ...
 
   @property
-  def num_kv(self) -> int: ...  # noqa: D102
+  def num_kv(self) -> int: ...
 
-  def __call__(self, q_idx, kv_idx, q_tokens, kv_tokens):
+  def __call__(self, q_idx, kv_idx, q_tokens, kv_tokens) -> typing.Any:
     """True where allowed.
 
     Args:
@@ -51,7 +51,7 @@ class TileRule:
     kv_tokens: [batch, heads, num_kv, kv_len] int32.
   """
 
-  test: TileTest
+  test: typing.Any  # a TileTest
   q_tokens: typing.Any
   kv_tokens: typing.Any
 

@@ -36,6 +36,7 @@ class BlockMask:
     schedule: Active tiles in row order; the rows of all groups, below each other, are the output tiles.
     column_schedule: Active tiles in column order; the columns of all groups are the output tiles.
     may_overflow: Whether the mask may need more steps than its `capacity` (see `Mask.block_mask`).
+    overflow: Whether it does, bool [].
 
   >>> import masks
   >>> block_mask = masks.causal().block_mask(q_len=6, kv_len=6, block_q=2, block_kv=2)
@@ -60,6 +61,7 @@ class BlockMask:
   schedule: Schedule | DeviceSchedule
   column_schedule: Schedule | DeviceSchedule
   may_overflow: bool
+  overflow: typing.Any
 
   q_len = property(lambda self: self.grid.q_len, doc="Number of queries.")
   kv_len = property(lambda self: self.grid.kv_len, doc="Number of keys.")

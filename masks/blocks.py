@@ -76,7 +76,7 @@ class Blocks(Bounded):
     return (start + offset) // block, (stop + offset - 1) // block + 1
 
 
-def from_blocks(map, block_shape) -> Mask:  # noqa: A002
+def from_blocks(map, block_shape) -> Mask:
   """Query i may use key j if map[i // block_q, j // block_kv], with (block_q, block_kv) = block_shape.
 
   The blocks need not be the tiles of the kernel: any tile size is classified exactly. Rows of the map

@@ -42,10 +42,9 @@ class Document(Mask):
   def spans(self, q_len, kv_len):
     if self.is_traced:
       return None
-    per_example = [
-      _id_intervals(q, kv) for q, kv in zip(self.q_ids.array, self.kv_ids.array, strict=True)
-    ]
-    if any(x is None for x in per_example):
+    pairs = list(zip(self.q_ids.array, self.kv_ids.array, strict=True))
+    per_example = [x for x in (_id_intervals(q, kv) for q, kv in pairs) if x is not None]
+    if len(per_example) < len(pairs):
       return None
     count = max((len(lo) for lo, _ in per_example), default=1)
     pad = [[(0, count - len(lo)), (0, 0)] for lo, _ in per_example]

@@ -3,8 +3,8 @@
 import dataclasses
 import typing
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 from masks import _tile_rule
 from masks._frozen import FrozenArray
@@ -116,7 +116,7 @@ def from_array(array) -> Mask:
   array([[1, 0],
          [1, 1]])
   """
-  if isinstance(array, jax.core.Tracer):
+  if isinstance(array, Tracer):
     raise TypeError(
       f"`array` must be concrete, got a traced one of shape {array.shape}. Build the mask outside of jit."
     )

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from masks import _checks, _group_tiles, _tile_rule, _tile_runs
+from masks import _group_tiles, _tile_rule, _tile_runs
 from masks._axis_window import AxisWindow
 from masks._mask import Mask
 from masks._positional import Bounded

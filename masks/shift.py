@@ -8,10 +8,11 @@ import operator
 import typing
 
 from masks import _checks
+from masks._algebra import And, Not, Or
 from masks._classify import TileBounds
 from masks._fixed_lengths import FixedLengths
 from masks._frozen import FrozenArray, TracedArray, hold
-from masks._mask import And, Mask, Not, Or
+from masks._mask import Mask
 from masks._positional import Positional, shifted_repr
 from masks.causal import Causal, Full
 from masks.document import Document

@@ -108,9 +108,7 @@ class TestTiles:
     assert explanation.flops == 8 * (4 + 16) * 2 * 128 * 128 * (64 + 64)
 
   def test_reference_is_dense_whatever_the_mask(self):
-    explanation = explain(
-      *_arrays(), masks.causal(), block_sizes=SIZES, implementation="reference"
-    )
+    explanation = explain(*_arrays(), masks.causal(), block_sizes=SIZES, implementation="reference")
     assert explanation.flops == explanation.dense_flops
 
 

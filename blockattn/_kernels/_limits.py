@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 # 1 MiB on every generation, of which the compiled program takes up to 5 KiB (measured on v4 to
 # v7x).
@@ -21,6 +24,19 @@ SUBLANES = 8
 def round_up(n: int, multiple: int) -> int:
   """The smallest multiple of `multiple` that is at least `n`."""
   return -(-n // multiple) * multiple
+
+
+def div(n: jax.Array, divisor: int) -> jax.Array:
+  """n // divisor of a scalar n >= 0 in a kernel; n % divisor is `rem`.
+
+  The operators look at the sign, for which jax 0.12 asks what chip it lowers for, and under x64 the divisor would be int64.
+  """
+  return lax.div(n, np.int32(divisor))
+
+
+def rem(n: jax.Array, divisor: int) -> jax.Array:
+  """n % divisor; see `div`."""
+  return lax.rem(n, np.int32(divisor))
 
 
 def check_smem(what: str, num_words: int, remedy: str) -> None:

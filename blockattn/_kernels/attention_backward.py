@@ -94,9 +94,10 @@ def _query_head_of(grid, fields):
 
 
 def _params(config: KernelConfig, num_axes: int):
-  return _compat.CompilerParams(
-    dimension_semantics=("parallel", "parallel", *["arbitrary"] * (num_axes - 2)),
-    vmem_limit_bytes=config.tiling.vmem_limit_bytes,
+  """The first two axes are examples and heads, which do not depend on each other."""
+  semantics = ("parallel", "parallel", "arbitrary", "arbitrary")[:num_axes]
+  return _compat.compiler_params(
+    config.interpret, semantics, vmem_limit_bytes=config.tiling.vmem_limit_bytes
   )
 
 

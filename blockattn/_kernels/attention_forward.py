@@ -55,7 +55,7 @@ def attention_forward(inputs: TileInputs, steps: PackedSteps, config: KernelConf
         pl.BlockSpec((None, None, block_q, value_dim), index.queries),
         pl.BlockSpec((None, None, 1, block_q), index.query_row),
       ),
-      scratch_shapes=(
+      scratch_shapes=(  # pyright: ignore[reportArgumentType] (any pytree will do)
         _Scratch(
           m=pltpu.VMEM((1, block_q), jnp.float32),
           l=pltpu.VMEM((1, block_q), jnp.float32),
@@ -67,8 +67,9 @@ def attention_forward(inputs: TileInputs, steps: PackedSteps, config: KernelConf
       jax.ShapeDtypeStruct((batch, heads, q_len, value_dim), inputs.q.dtype),
       jax.ShapeDtypeStruct((batch, heads, 1, q_len), jnp.float32),
     ),
-    compiler_params=_compat.CompilerParams(
-      dimension_semantics=("parallel", "parallel", "arbitrary"),
+    compiler_params=_compat.compiler_params(
+      config.interpret,
+      ("parallel", "parallel", "arbitrary"),
       vmem_limit_bytes=config.tiling.vmem_limit_bytes,
     ),
     interpret=config.interpret,

@@ -53,7 +53,7 @@ class _Axis:
 
   def source(self, start, step):
     """The block to fetch: the `step`-th from the start on, or the last if that is beyond the end."""
-    return jnp.minimum(lax.div(start, self.block) + step, pl.cdiv(self.length, self.block) - 1)
+    return jnp.minimum(_limits.div(start, self.block) + step, pl.cdiv(self.length, self.block) - 1)
 
 
 @functools.partial(jax.jit, static_argnames=("sizes", "block_shape", "interpret"))
@@ -133,7 +133,7 @@ def _body(starts, *refs, rows: _Axis, cols: _Axis):
   num_strips = pl.cdiv(cols.block, LANES)
   # With split columns the buffer is a ring of two blocks: this step's and, before it, the last
   # one's.
-  here = lax.rem(j, 2) * num_strips if cols.is_split else 0
+  here = _limits.rem(j, 2) * num_strips if cols.is_split else 0
   for below, x_ref in enumerate(x_refs):
     top = below * rows.block
     for strip in range(num_strips):
@@ -148,17 +148,17 @@ def _body(starts, *refs, rows: _Axis, cols: _Axis):
 
 def _write(row_start, col_start, o_ref, buffer, first_strip, rows: _Axis, cols: _Axis):
   """Writes the window of two blocks, of which the left one is at `first_strip` of the ring."""
-  row = lax.rem(row_start, rows.block)
-  offset = lax.rem(col_start, cols.block)
+  row = _limits.rem(row_start, rows.block)
+  offset = _limits.rem(col_start, cols.block)
   # The output strip is the end of one strip and the start of the next. A roll goes to higher lanes,
   # and its shift is in [0, 128).
-  first, width_left = lax.div(offset, LANES), LANES - lax.rem(offset, LANES)
-  shift = lax.rem(width_left, LANES)
+  first, width_left = _limits.div(offset, LANES), LANES - _limits.rem(offset, LANES)
+  shift = _limits.rem(width_left, LANES)
 
   def rolled(strip):
     strip = first + strip
     if cols.is_split:
-      strip = lax.rem(first_strip + strip, buffer.shape[0])
+      strip = _limits.rem(first_strip + strip, buffer.shape[0])
     else:
       strip = jnp.minimum(strip, buffer.shape[0] - 1)
     return pltpu.roll(buffer[strip, pl.ds(row, rows.out_block)], shift, axis=1)

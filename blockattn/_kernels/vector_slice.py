@@ -11,7 +11,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from blockattn._compat import InterpretMode, compiler_params
-from blockattn._kernels._limits import LANES, wide_dtype
+from blockattn._kernels import _limits
+from blockattn._kernels._limits import LANES
 
 # Blocks of a vector are whole vector registers of 8 * 128.
 BLOCK_MULTIPLE = 1024
@@ -38,7 +39,7 @@ def vector_slice(
   num_blocks = pl.cdiv(x.shape[0], block)
 
   def x_map(step, start):
-    return (jnp.minimum(lax.div(start[0], block) + step, num_blocks - 1),)
+    return (jnp.minimum(_limits.div(start[0], block) + step, num_blocks - 1),)
 
   def o_map(step, start):
     del start
@@ -51,7 +52,7 @@ def vector_slice(
       grid=(pl.cdiv(size, block) + 1,),
       in_specs=[pl.BlockSpec((block,), x_map)],
       out_specs=pl.BlockSpec((block,), o_map),
-      scratch_shapes=[pltpu.VMEM((2 * block // LANES, LANES), wide_dtype(x.dtype))],
+      scratch_shapes=[pltpu.VMEM((2 * block // LANES, LANES), _limits.wide_dtype(x.dtype))],
     ),
     out_shape=jax.ShapeDtypeStruct((size,), x.dtype),
     compiler_params=compiler_params(interpret, dimension_semantics=("arbitrary",)),
@@ -70,10 +71,10 @@ def _body(start, x_ref, o_ref, buffer):
 
   @pl.when(step > 0)
   def _():
-    offset = lax.rem(start[0], block)
-    row, width_left = lax.div(offset, LANES), LANES - lax.rem(offset, LANES)
+    offset = _limits.rem(start[0], block)
+    row, width_left = _limits.div(offset, LANES), LANES - _limits.rem(offset, LANES)
     # A roll goes to higher lanes, and its shift is in [0, 128).
-    shift = lax.rem(width_left, LANES)
+    shift = _limits.rem(width_left, LANES)
     left = pltpu.roll(buffer[pl.ds(row, num_rows)], shift, axis=1)
     right = pltpu.roll(buffer[pl.ds(row + 1, num_rows)], shift, axis=1)
     lane = lax.broadcasted_iota(jnp.int32, (num_rows, LANES), 1)

@@ -58,10 +58,7 @@ def test_json_on_stdout_is_alone_there():
 def test_flag_that_is_no_mask_ends_with_a_message_and_no_traceback():
   done = run(*SMALL, "--mask=eval('1')")
   assert done.returncode == 1
-  assert (
-    "flag --mask=eval('1'): A mask expression must name builders of `masks`, got 'eval'"
-    in done.stderr
-  )
+  assert "flag --mask=eval('1'): A mask expression must name builders of `masks`, got 'eval'" in done.stderr
   assert "Traceback" not in done.stderr
 
 

@@ -68,9 +68,7 @@ def test_pack_without_sources_names_the_folder(tmp_path):
 
 
 def test_pack_where_all_sources_are_too_long_names_the_limit(folder):
-  with pytest.raises(
-    FileNotFoundError, match=r"any \*\.py of at most 1 bytes.*allow longer documents"
-  ):
+  with pytest.raises(FileNotFoundError, match=r"any \*\.py of at most 1 bytes.*allow longer documents"):
     _corpus.pack_standard_library(1, 8, max_document_len=1, folder=folder)
 
 

@@ -30,16 +30,12 @@ def test_parse_builds_the_mask(text, expected):
 def test_parse_fills_in_arguments_from_the_context():
   context = {"document": [0, 0, 1], "padding": [2]}
   assert parse("document()", context) == masks.document([0, 0, 1])
-  assert (
-    parse("document([0, 1, 1]) & causal()", context) == masks.document([0, 1, 1]) & masks.causal()
-  )
+  assert parse("document([0, 1, 1]) & causal()", context) == masks.document([0, 1, 1]) & masks.causal()
 
 
 def test_builders_are_the_functions_that_return_masks():
   names = _mask_expression.builders()
-  assert {"causal", "full", "document", "sliding_window", "local", "prefix", "padding"} <= set(
-    names
-  )
+  assert {"causal", "full", "document", "sliding_window", "local", "prefix", "padding"} <= set(names)
   assert not {"Mask", "BlockMask", "TileKind", "sparsify_mask"} & set(names)
 
 

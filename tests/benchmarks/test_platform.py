@@ -69,7 +69,5 @@ def test_jax_starts_silently_after_importing_benchmarks():
   # Without what conftest.py set for this process, so that jax looks for a TPU.
   environ = {k: v for k, v in os.environ.items() if not k.startswith(("TPU_", "JAX_", "TF_"))}
   code = "import benchmarks, jax; jax.devices()"
-  done = subprocess.run(
-    [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-  )
+  done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
   assert done.stdout + done.stderr == ""
