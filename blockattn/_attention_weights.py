@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from blockattn._block_matmul import masked_blocks
+from blockattn._kernels import _limits
 from blockattn._mask_argument import resolve_block_mask
 from blockattn.block_coo import BlockCOO
 from masks import BlockMask, Mask
@@ -63,6 +64,8 @@ def attention_weights(
     batch=(1, 2)) >>> dsd_matmul(weights, v.swapaxes(1, 2)).shape (1, 2, 256, 64)
   """
   _check_operands(q, k)
+  dtype = jnp.dtype(q.dtype if preferred_element_type is None else preferred_element_type)
+  _limits.check_float("preferred_element_type", dtype)
   if q.ndim == 2:
     x, y = q, k
   else:
@@ -78,7 +81,6 @@ def attention_weights(
     fill=-np.inf,
     transpose_y=True,
   )
-  dtype = jnp.dtype(preferred_element_type or q.dtype)
   blocks = _row_softmax(scores.blocks, scores.rows, num_rows=scores.grid_shape[0], dtype=dtype)
   if q.ndim > 2:
     blocks = einops.rearrange(blocks, "... k g n bq bkv -> ... (k g) n bq bkv")
@@ -109,8 +111,7 @@ def _row_softmax(scores: jax.Array, rows: jax.Array, *, num_rows: int, dtype: An
 
 def _check_operands(q: jax.Array, k: jax.Array) -> None:
   for name, operand in (("q", q), ("k", k)):
-    if operand.dtype not in (jnp.float32, jnp.bfloat16):
-      raise TypeError(f"`{name}` must be float32 or bfloat16, got {operand.dtype}. Convert it with astype.")
+    _limits.check_float(name, operand.dtype)
   if q.ndim not in (2, 3, 4) or k.ndim != q.ndim or 0 in q.shape + k.shape:
     raise ValueError(
       "`q` and `k` must both be [tokens, D], [tokens, heads, D] or [B, tokens, heads, D] and not "

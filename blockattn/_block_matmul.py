@@ -17,8 +17,6 @@ from blockattn._mask_argument import resolve_block_mask
 from blockattn.block_coo import BlockCOO
 from masks import BlockMask, Mask
 
-_DTYPES = (jnp.float32, jnp.bfloat16)
-
 
 def dsd_matmul(
   a: BlockCOO,
@@ -66,7 +64,7 @@ def dsd_matmul(
   _limits.check_multiple("columns of a block", bk, _limits.SUBLANES, k_len)
   dtypes = (a.dtype, b.dtype, out_dtype)
   if block_n is None:
-    block_n = dsd.choose_block_n(a.block_shape, n_len, dtypes)
+    block_n = dsd.choose_block_n(a.block_shape, k_len, n_len, dtypes)
   _limits.check_multiple("block_n", block_n, _limits.LANES, n_len)
   if max(a.grid_shape) > 2**16:
     raise ValueError(
@@ -235,24 +233,18 @@ def masked_blocks(
 
 def _block_k(tiles: tuple[int, int], x: jax.Array, y: jax.Array, out_dtype: Any) -> int:
   dtypes = (x.dtype, y.dtype, out_dtype)
-  return _matmul.choose_block_k(x.shape[-1], lambda k: _matmul.vmem_bytes(tiles, k, dtypes))
+  k_len = x.shape[-1]
+  return _matmul.choose_block_k(k_len, lambda k: _matmul.vmem_bytes(tiles, k, k_len, dtypes))
 
 
 def _out_dtype(preferred_element_type: Any, **operands: Any) -> np.dtype:
   """Checks the dtypes of the operands and of the result; returns that of the result."""
   for name, operand in operands.items():
-    _check_dtype(f"{name}.dtype", operand.dtype)
+    _limits.check_float(f"{name}.dtype", operand.dtype)
   if preferred_element_type is None:
     return jnp.promote_types(*(operand.dtype for operand in operands.values()))
-  _check_dtype("preferred_element_type", preferred_element_type)
+  _limits.check_float("preferred_element_type", preferred_element_type)
   return np.dtype(preferred_element_type)
-
-
-def _check_dtype(name: str, dtype: Any) -> None:
-  if dtype not in _DTYPES:
-    raise TypeError(
-      f"`{name}` must be float32 or bfloat16, got {np.dtype(dtype).name}. Convert it with astype."
-    )
 
 
 def _check_inner(x_name: str, x_shape: tuple[int, ...], y_name: str, y: jax.Array) -> None:

@@ -88,9 +88,7 @@ def choose_blocks(sizes: BlockSizes, implementation: str, q_len: int, kv_len: in
   default = _TPU_BLOCK if implementation == "pallas_tpu" else _XLA_BLOCK
   fit = (min(default, _limits.round_up(max(n, 1), _limits.LANES)) for n in (q_len, kv_len))
   block_q, block_kv = fit
-  return dataclasses.replace(
-    sizes, block_q=sizes.block_q or block_q, block_kv=sizes.block_kv or block_kv
-  )
+  return dataclasses.replace(sizes, block_q=sizes.block_q or block_q, block_kv=sizes.block_kv or block_kv)
 
 
 def kernel_tiling(sizes: BlockSizes, compiled: bool) -> KernelTiling:
@@ -126,9 +124,7 @@ def kernel_tiling(sizes: BlockSizes, compiled: bool) -> KernelTiling:
           f"`{label}` must be a multiple of {_limits.LANES} on TPU, got {label}={value}. "
           f"Use {nearest}, or leave it None."
         )
-  return KernelTiling(
-    block_q, block_kv, sub_q, sub_kv, lookahead=_LOOKAHEAD, vmem_limit_bytes=None
-  )
+  return KernelTiling(block_q, block_kv, sub_q, sub_kv, lookahead=_LOOKAHEAD, vmem_limit_bytes=None)
 
 
 def _largest_divisor(block: int, most: int) -> int:

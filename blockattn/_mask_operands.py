@@ -80,9 +80,7 @@ class MaskOperands:
 
   def expand_tokens(self) -> tuple:
     """The numbers per query and per key as arrays; None where there are none."""
-    return tuple(
-      t.expand() if isinstance(t, LinearRuns) else t for t in (self.q_tokens, self.kv_tokens)
-    )
+    return tuple(t.expand() if isinstance(t, LinearRuns) else t for t in (self.q_tokens, self.kv_tokens))
 
 
 def _token_runs(tokens):

@@ -139,7 +139,7 @@ def _backward(self: Xla, q, k, v, dout, lse, delta, operands: MaskOperands):
   delta = slices.row_tiles(delta, num_kv_heads, 0)
   steps = operands.schedule.expand()
   mask_of = _tile_mask(operands, slices, kv_len)
-  cap = self.options.logits_soft_cap
+  cap, unit = self.options.logits_soft_cap, self.options.score_unit * _LOG2_E
 
   def step(i, state):
     dq_row, dq, dk, dv = state
@@ -148,15 +148,15 @@ def _backward(self: Xla, q, k, v, dout, lse, delta, operands: MaskOperands):
       slices.queries(x, b, kv_head, r, row) for x in (q_tiles, dout_tiles, lse, delta)
     )
     k_tile, v_tile = (slices.keys(x, b, kv_head, col) for x in (k_tiles, v_tiles))
-    logits = _logits(q_tile, k_tile, self.options)
-    p = jnp.exp2(logits - lse_tile[..., None])
+    scores = _scores(q_tile, k_tile, self.options)
+    p = jnp.exp2(scores * unit - lse_tile[..., None])
     p = lax.cond(
       steps.kinds[i] == TileKind.FULL, lambda x: x, lambda x: jnp.where(mask_of(steps, i), x, 0), p
     )
     dp = _einsum("bkrqd,bksd->bkrqs", dout_tile, v_tile)
     ds = p * (dp - delta_tile[..., None])
-    if cap is not None:  # logits / log2(e) = cap * tanh(x / cap), whose derivative is 1 - tanh**2
-      ds = ds * (1 - jnp.square(logits / (cap * _LOG2_E)))
+    if cap is not None:  # scores are tanh(x / cap), and the derivative of cap * tanh(x / cap) is 1 - tanh**2
+      ds = ds * (1 - jnp.square(scores))
     dk = slices.add_keys(dk, _einsum("bkrqs,bkrqd->bksd", ds, q_tile), b, kv_head, col)
     dv = slices.add_keys(dv, _einsum("bkrqs,bkrqd->bksd", p, dout_tile), b, kv_head, col)
     dq_row = jnp.where(steps.is_first[i] != 0, 0, dq_row) + _einsum("bkrqs,bksd->bkrqd", ds, k_tile)
@@ -168,7 +168,7 @@ def _backward(self: Xla, q, k, v, dout, lse, delta, operands: MaskOperands):
     )
     return dq_row, dq, dk, dv
 
-  shape, _ = _start(q_tiles, v_tiles, None, slices)
+  shape, _ = _start(q_tiles, v_tiles, slices)
   state = (
     jnp.zeros((*shape, q.shape[-1]), jnp.float32),
     *(jnp.zeros_like(x) for x in (q_tiles, k_tiles, v_tiles)),
@@ -187,7 +187,7 @@ def _forward(self: Xla, q, k, v, sinks, operands: MaskOperands):
   k_tiles, v_tiles = (slices.key_tiles(x) for x in (k, v))
   steps = operands.schedule.expand()
   mask_of = _tile_mask(operands, slices, kv_len)
-  start = _start(q_tiles, v_tiles, sinks, slices)
+  start, unit = _start(q_tiles, v_tiles, slices), self.options.score_unit
 
   def step(i, state: _State) -> _State:
     b, kv_head, r, row, col = slices.at(steps, i)
@@ -195,46 +195,48 @@ def _forward(self: Xla, q, k, v, sinks, operands: MaskOperands):
     sink = None if sinks is None else _sink_tile(sinks, num_kv_heads, slices, kv_head, r)
     m, l, acc = (
       jnp.where(begin, new, old)
-      for new, old in zip(_fresh(start, sink), (state.m, state.l, state.acc), strict=True)
+      for new, old in zip(_fresh(start, sink, unit), (state.m, state.l, state.acc), strict=True)
     )
-    logits = _logits(slices.queries(q_tiles, b, kv_head, r, row), slices.keys(k_tiles, b, kv_head, col), self.options)
-    logits = lax.cond(
-      steps.kinds[i] == TileKind.FULL, lambda x: x, lambda x: jnp.where(mask_of(steps, i), x, -jnp.inf), logits
+    q_tile = slices.queries(q_tiles, b, kv_head, r, row)
+    k_tile, v_tile = (slices.keys(x, b, kv_head, col) for x in (k_tiles, v_tiles))
+    scores = lax.cond(
+      steps.kinds[i] == TileKind.FULL,
+      lambda x: x,
+      lambda x: jnp.where(mask_of(steps, i), x, -jnp.inf),
+      _scores(q_tile, k_tile, self.options),
     )
-    m, l, acc = _online_softmax(m, l, acc, logits, slices.keys(v_tiles, b, kv_head, col))
+    m, l, acc = _online_softmax(m, l, acc, scores, v_tile, unit * _LOG2_E)
 
     def finish(out, lse):
-      tile, tile_lse = _normalise(m, l, acc)
+      tile, tile_lse = _normalise(m, l, acc, unit)
       return (
         slices.write(out, tile.astype(out.dtype), b, kv_head, r, row),
         slices.write(lse, tile_lse, b, kv_head, r, row),
       )
 
-    out, lse = lax.cond(
-      steps.is_last[i] != 0, finish, lambda out, lse: (out, lse), state.out, state.lse
-    )
+    out, lse = lax.cond(steps.is_last[i] != 0, finish, lambda out, lse: (out, lse), state.out, state.lse)
     return _State(m, l, acc, out, lse)
 
-  state = _State(*_fresh(start, None), *_results(q_tiles, v_tiles, q.dtype))
+  state = _State(*_fresh(start, None, unit), *_results(q_tiles, v_tiles, q.dtype))
   state = lax.fori_loop(0, operands.schedule.num_steps, step, state)
   out = einops.rearrange(state.out[:, :, :, :q_len], "b k r t d -> b t (k r) d")
   return out, einops.rearrange(state.lse[..., :q_len], "b k r t -> b (k r) t")
 
 
-def _start(q_tiles, v_tiles, sinks, slices: _Slices):
-  del sinks
+def _start(q_tiles, v_tiles, slices: _Slices):
+  """(shape of m and l, Dv)."""
   (batch, heads), per_kv = slices._sizes(q_tiles.shape[:2]), q_tiles.shape[2]
   shape = (batch, heads, per_kv if slices.lead[1] == 1 else 1, slices.block_q)
   return shape, v_tiles.shape[-1]
 
 
-def _fresh(start, sink):
+def _fresh(start, sink, unit: float):
   """State before the first tile of a row; a sink is a key with this logit and value 0."""
   shape, value_dim = start
   acc = jnp.zeros((*shape, value_dim), jnp.float32)
   if sink is None:
     return jnp.full(shape, -jnp.inf), jnp.zeros(shape), acc
-  return jnp.broadcast_to(sink * _LOG2_E, shape), jnp.ones(shape), acc
+  return jnp.broadcast_to(sink / unit, shape), jnp.ones(shape), acc
 
 
 def _sink_tile(sinks, num_kv_heads: int, slices: _Slices, kv_head, r):
@@ -249,20 +251,16 @@ def _results(q_tiles, v_tiles, dtype):
   return jnp.zeros((*shape, v_tiles.shape[-1]), dtype), jnp.zeros(shape, jnp.float32)
 
 
-def _logits(q, k, options: AttentionOptions):
-  """Base-2 logits [b, k, r, block_q, block_kv]."""
-  scores = _einsum("bkrqd,bksd->bkrqs", q, k)
-  if options.logits_soft_cap is None:
-    return scores * (options.scale * _LOG2_E)
-  cap = options.logits_soft_cap
-  return jnp.tanh(scores * (options.scale / cap)) * (cap * _LOG2_E)
+def _scores(q, k, options: AttentionOptions):
+  """Scores [b, k, r, block_q, block_kv], see `AttentionOptions`."""
+  return options.scores(_einsum("bkrqd,bksd->bkrqs", q, k))
 
 
-def _online_softmax(m, l, acc, logits, v):
-  new_m = jnp.maximum(m, logits.max(axis=-1))
+def _online_softmax(m, l, acc, scores, v, exponent_unit: float):
+  new_m = jnp.maximum(m, scores.max(axis=-1))
   shift = jnp.where(new_m == -jnp.inf, 0, new_m)
-  p = jnp.exp2(logits - shift[..., None])
-  decay = jnp.exp2(m - shift)
+  p = jnp.exp2((scores - shift[..., None]) * exponent_unit)
+  decay = jnp.exp2((m - shift) * exponent_unit)
   pv = _einsum("bkrqs,bksd->bkrqd", p, v)
   return new_m, decay * l + p.sum(axis=-1), decay[..., None] * acc + pv
 
@@ -271,11 +269,11 @@ def _einsum(spec: str, a, b):
   return jnp.einsum(spec, a, b, precision=lax.Precision.HIGHEST)
 
 
-def _normalise(m, l, acc):
+def _normalise(m, l, acc, unit: float):
   """Output and lse (natural log) of a finished row; 0 and -inf where no key was allowed."""
   alive = l > 0
   safe = jnp.where(alive, l, 1)
-  return acc / safe[..., None], jnp.where(alive, m / _LOG2_E + jnp.log(safe), -jnp.inf)
+  return acc / safe[..., None], jnp.where(alive, m * unit + jnp.log(safe), -jnp.inf)
 
 
 def _tile_mask(operands: MaskOperands, slices: _Slices, kv_len: int):
@@ -298,9 +296,7 @@ def _tile_mask(operands: MaskOperands, slices: _Slices, kv_len: int):
     kv_numbers = read(kv_tokens, col * slices.block_kv, slices.block_kv)
     q_idx = (row * slices.block_q + jnp.arange(slices.block_q))[:, None]
     kv_idx = (col * slices.block_kv + jnp.arange(slices.block_kv))[None, :]
-    allowed = operands.test(
-      q_idx, kv_idx, [x[:, None] for x in q_numbers], [x[None, :] for x in kv_numbers]
-    )
+    allowed = operands.test(q_idx, kv_idx, [x[:, None] for x in q_numbers], [x[None, :] for x in kv_numbers])
     return allowed & (kv_idx < kv_len)
 
   return mask

@@ -229,15 +229,11 @@ def _distinct(start, stop, tile_row, grid: TileGrid):
 def _union_over_rows(start, stop, tile_row, grid: TileGrid) -> TileRuns:
   row, start, stop = _distinct(start, stop, tile_row, grid)
   rows = np.broadcast_to(row, start.shape)
-  return _tile_runs.covered(
-    rows.ravel(), start.ravel(), stop.ravel(), 1, grid.all_rows, grid.cols
-  )
+  return _tile_runs.covered(rows.ravel(), start.ravel(), stop.ravel(), 1, grid.all_rows, grid.cols)
 
 
 def _intersection_over_rows(start, stop, tile_row, grid: TileGrid) -> TileRuns:
   row, start, stop = _distinct(start, stop, tile_row, grid)
   need = np.maximum(np.bincount(row, minlength=grid.all_rows), 1)
   rows = np.broadcast_to(row, start.shape)
-  return _tile_runs.covered(
-    rows.ravel(), start.ravel(), stop.ravel(), need, grid.all_rows, grid.cols
-  )
+  return _tile_runs.covered(rows.ravel(), start.ravel(), stop.ravel(), need, grid.all_rows, grid.cols)

@@ -164,4 +164,3 @@ def _room(mask: Mask, grid: TileGrid) -> tuple[int, int]:
   by_row = np.maximum(possible.sum(axis=1), 1).sum()
   by_col = possible.reshape(grid.groups, grid.rows, grid.cols).sum(axis=1)
   return int(by_row), int(np.maximum(by_col, 1).sum())
-

@@ -22,7 +22,9 @@ def text(block_mask: HostBlockMask) -> str:
   if 0 in shape:
     return "\n".join(lines)
   scaled = (shape[0] < grid.rows) or (shape[1] < grid.cols)
-  cells = f"one character is {-(-grid.rows // shape[0])} x {-(-grid.cols // shape[1])} tiles, " if scaled else ""
+  cells = (
+    f"one character is {-(-grid.rows // shape[0])} x {-(-grid.cols // shape[1])} tiles, " if scaled else ""
+  )
   lines.append(f"{cells}{_FULL} full, {_PARTIAL} partial, {_EMPTY} empty")
   active, full, every = (_count(x, block_mask, shape) for x in (block_mask.active, block_mask.full, None))
   picture = np.full(active.shape, _PARTIAL)

@@ -31,9 +31,7 @@ def exact(
   Returns:
     The bounds.
   """
-  entries = [
-    tuple(i if n > 1 else 0 for i, n in zip(at, lead, strict=True)) for at in np.ndindex(*grid.lead)
-  ]
+  entries = [tuple(i if n > 1 else 0 for i, n in zip(at, lead, strict=True)) for at in np.ndindex(*grid.lead)]
   tiles = {entry: tiles_of(*entry) for entry in dict.fromkeys(entries)}
   hit, fill = (_below([tiles[entry][k] for entry in entries]) for k in (0, 1))
   return TileBounds.exact(grid, hit, fill)

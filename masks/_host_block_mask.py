@@ -173,4 +173,3 @@ def _next_value(values: np.ndarray, wanted: np.ndarray, grid: TileGrid) -> np.nd
       following = np.searchsorted(where, np.arange(values.shape[1])) % where.size
       result[group] = values[group, where[following]]
   return result
-

@@ -124,9 +124,7 @@ class Mask:
     if self.is_traced:
       return squeeze_lead(_tile_rule.dense(require_tile_rule(self, q_len, kv_len), q_len, kv_len))
     batch, heads = self.lead
-    dense = [
-      [self.select(b, h).box(0, q_len, 0, kv_len) for h in range(heads)] for b in range(batch)
-    ]
+    dense = [[self.select(b, h).box(0, q_len, 0, kv_len) for h in range(heads)] for b in range(batch)]
     return squeeze_lead(np.array(dense, bool).reshape(batch, heads, q_len, kv_len))
 
   def block_mask(

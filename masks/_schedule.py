@@ -71,9 +71,7 @@ class Schedule:
     if xp is np:
       run = np.repeat(np.arange(len(self.outer)), self.lengths)
     else:
-      run = jnp.repeat(
-        jnp.arange(len(self.outer)), self.lengths, total_repeat_length=self.num_steps
-      )
+      run = jnp.repeat(jnp.arange(len(self.outer)), self.lengths, total_repeat_length=self.num_steps)
     outer, kinds = (xp.asarray(x)[run] for x in (self.outer, self.kinds))
     lengths = xp.asarray(self.lengths)
     begin = (xp.cumsum(lengths) - lengths)[run]

@@ -57,9 +57,7 @@ class MaskStats:
       num_allowed=allowed,
       element_density=allowed / max(pairs, 1),
       tile_sparsity=1 - active / num_tiles if num_tiles else 0.0,
-      active_per_row=(int(rows.min()), float(rows.mean()), int(rows.max()))
-      if rows.size
-      else (0, 0.0, 0),
+      active_per_row=(int(rows.min()), float(rows.mean()), int(rows.max())) if rows.size else (0, 0.0, 0),
       useful_flops=allowed / (active * grid.block_q * grid.block_kv) if active else 1.0,
       partial_tiles_stored=stored,
       partial_bytes=stored * grid.block_q * grid.block_kv,

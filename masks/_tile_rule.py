@@ -138,9 +138,7 @@ class CombinedTest:
 
 def without_tokens(test: TileTest, q_len: int, kv_len: int) -> TileRule:
   """The rule of a test that needs positions only."""
-  return TileRule(
-    test, np.zeros((1, 1, 0, q_len), np.int32), np.zeros((1, 1, 0, kv_len), np.int32)
-  )
+  return TileRule(test, np.zeros((1, 1, 0, q_len), np.int32), np.zeros((1, 1, 0, kv_len), np.int32))
 
 
 def from_spans(spans: Spans) -> TileRule:

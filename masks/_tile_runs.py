@@ -44,9 +44,7 @@ class TileRuns:
     """Tiles not in the set."""
     rows = np.arange(self.num_rows, dtype=np.int64)
     starts = np.sort(np.concatenate([self._key(rows, 0), self._key(self.row, self.stop)]))
-    stops = np.sort(
-      np.concatenate([self._key(self.row, self.start), self._key(rows, self.num_cols)])
-    )
+    stops = np.sort(np.concatenate([self._key(self.row, self.start), self._key(rows, self.num_cols)]))
     return self._from_keys(starts, stops)
 
   def __sub__(self, other: "TileRuns") -> "TileRuns":

@@ -49,8 +49,7 @@ class Document(Mask):
     count = max((len(lo) for lo, _ in per_example), default=1)
     pad = [[(0, count - len(lo)), (0, 0)] for lo, _ in per_example]
     lo, hi = (
-      np.stack([np.pad(x[k], p) for x, p in zip(per_example, pad, strict=True)])[:, None]
-      for k in (0, 1)
+      np.stack([np.pad(x[k], p) for x, p in zip(per_example, pad, strict=True)])[:, None] for k in (0, 1)
     )
     return _spans.from_intervals(lo, hi, kv_len)
 
@@ -223,4 +222,3 @@ def _join(rows, row_ids, cols, col_ids):
   matches = np.searchsorted(col_ids, row_ids, "right") - begin
   entry = np.arange(matches.sum()) - np.repeat(np.cumsum(matches) - matches - begin, matches)
   return np.repeat(rows, matches), cols[entry], cols[entry] + 1
-

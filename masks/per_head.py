@@ -176,8 +176,7 @@ def _interleaved(heads: list[TileRuns], rows: int) -> TileRuns:
   """Tiles of [batch, 1] groups of each head as tiles of [batch, heads] groups."""
   size = len(heads)
   rows_of = (
-    (tiles.row // max(rows, 1) * size + n) * rows + tiles.row % max(rows, 1)
-    for n, tiles in enumerate(heads)
+    (tiles.row // max(rows, 1) * size + n) * rows + tiles.row % max(rows, 1) for n, tiles in enumerate(heads)
   )
   row = np.concatenate(list(rows_of))
   order = np.argsort(row, kind="stable")

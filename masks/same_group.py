@@ -36,9 +36,7 @@ def same_group(ids, kv_ids=None) -> Mask:
   """
   named = (("ids", ids), ("kv_ids", kv_ids))
   given = [
-    _checks.concrete_ids(name, x, (1, 2), "[tokens] or [batch, tokens]")
-    for name, x in named
-    if x is not None
+    _checks.concrete_ids(name, x, (1, 2), "[tokens] or [batch, tokens]") for name, x in named if x is not None
   ]
   if min(int(x.min(initial=0)) for x in given) < 0:
     _, numbers = np.unique(np.concatenate([x.ravel() for x in given]), return_inverse=True)

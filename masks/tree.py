@@ -70,7 +70,8 @@ class Tree(FixedLengths):
     stop = np.append(start, grid.kv_len)[1:]
     low, high = descendants[:, start]
     seen_by = np.zeros((2, grid.rows, len(start)), bool)
-    for row, (begin, end) in enumerate(zip(*_group_tiles.token_ranges(grid.q_len, grid.block_q), strict=True)):
+    tiles = zip(*_group_tiles.token_ranges(grid.q_len, grid.block_q), strict=True)
+    for row, (begin, end) in enumerate(tiles):
       numbers = np.unique(order[begin:end])
       count = np.searchsorted(numbers, high) - np.searchsorted(numbers, low)
       seen_by[:, row] = count > 0, count == len(numbers)

@@ -56,5 +56,5 @@ def compile_for(chip, fn, *args):
     x = x if hasattr(x, "shape") else np.asarray(x, np.int32)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-  with interpret_mode(False), jax.sharding.use_abstractmesh(mesh(chip)):
+  with interpret_mode(False), jax.sharding.use_abstract_mesh(mesh(chip)):
     return jax.jit(fn).trace(*jax.tree.map(shape, args)).lower(lowering_platforms=("tpu",)).compile()

@@ -27,15 +27,16 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def div(n: jax.Array, divisor: int) -> jax.Array:
-  """n // divisor of a scalar n >= 0 in a kernel; n % divisor is `rem`.
+  """Quotient n // divisor of a scalar n >= 0 in a kernel.
 
-  The operators look at the sign, for which jax 0.12 asks what chip it lowers for, and under x64 the divisor would be int64.
+  The operator looks at the sign, for which jax 0.12 asks what chip it lowers for, and under x64 the
+  divisor would be int64.
   """
   return lax.div(n, np.int32(divisor))
 
 
 def rem(n: jax.Array, divisor: int) -> jax.Array:
-  """n % divisor; see `div`."""
+  """Remainder n % divisor; see `div`."""
   return lax.rem(n, np.int32(divisor))
 
 
@@ -54,6 +55,18 @@ def check_smem(what: str, num_words: int, remedy: str) -> None:
     raise ValueError(
       f"The prefetched scalars of a kernel must fit into {SMEM_BYTES} bytes of SMEM, got {what} "
       f"that need {num_words * 4} bytes. {remedy}"
+    )
+
+
+def check_float(name: str, dtype: Any) -> None:
+  """Checks a dtype that the matrix unit multiplies.
+
+  Raises:
+    TypeError: It is neither float32 nor bfloat16.
+  """
+  if dtype not in (jnp.float32, jnp.bfloat16):
+    raise TypeError(
+      f"`{name}` must be float32 or bfloat16, got {np.dtype(dtype).name}. Convert it with astype."
     )
 
 
@@ -78,7 +91,12 @@ def wide_dtype(dtype: Any) -> Any:
 
 def pack(rows, cols):
   """Two lists of 16-bit integers as one of int32, which halves what they take of SMEM."""
-  return (rows.astype(jnp.int32) << 16) | cols.astype(jnp.int32)
+  return (rows.astype(np.int32) << 16) | cols.astype(np.int32)
+
+
+def unpack(word: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The (row, column) of `pack`."""
+  return lax.shift_right_logical(word, np.int32(16)), word & 0xFFFF
 
 
 def vmem_limit(num_bytes: int) -> int:

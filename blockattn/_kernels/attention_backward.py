@@ -1,6 +1,6 @@
 """Backward attention over the active tiles: dq in row order, dk and dv in column order.
 
-Both kernels recompute P from the logits and lse. With delta = sum(dout * out) - dlse, dS = P * (dP - delta),
+Both kernels recompute P from the scores and lse. With delta = sum(dout * out) - dlse, dS = P * (dP - delta),
 dP = dout V^T. Accumulators are transposed, [D, tokens], so that P and dS are the stationary operands.
 """
 
@@ -79,9 +79,7 @@ def attention_dkv(inputs: TileInputs, steps: PackedSteps, config: KernelConfig):
       out_specs=tuple(pl.BlockSpec((None, None, block_kv, d), keys) for d in dims),
       scratch_shapes=tuple(pltpu.VMEM((d, block_kv), jnp.float32) for d in dims),
     ),
-    out_shape=tuple(
-      jax.ShapeDtypeStruct((batch, heads // group, kv_len, d), dtype) for d in dims
-    ),
+    out_shape=tuple(jax.ShapeDtypeStruct((batch, heads // group, kv_len, d), dtype) for d in dims),
     compiler_params=_params(config, num_axes=4),
     interpret=config.interpret,
     name="attention_dkv",
@@ -96,9 +94,7 @@ def _query_head_of(grid, fields):
 def _params(config: KernelConfig, num_axes: int):
   """The first two axes are examples and heads, which do not depend on each other."""
   semantics = ("parallel", "parallel", "arbitrary", "arbitrary")[:num_axes]
-  return _compat.compiler_params(
-    config.interpret, semantics, vmem_limit_bytes=config.tiling.vmem_limit_bytes
-  )
+  return _compat.compiler_params(config.interpret, semantics, vmem_limit_bytes=config.tiling.vmem_limit_bytes)
 
 
 def _dq_kernel(prefetched, inputs: TileInputs, dq_ref, acc, *, config: KernelConfig):
@@ -134,9 +130,7 @@ def _dkv_kernel(
   def accumulate(mask, num_queries):
     for (q_start, kv_start), p, ds in _weights_and_gradients(inputs, config, mask):
       keys = pl.ds(kv_start, config.tiling.sub_kv)
-      dout, q = (
-        tiles.rows(x, q_start, config.tiling.sub_q, num_queries) for x in (inputs.dout, inputs.q)
-      )
+      dout, q = (tiles.rows(x, q_start, config.tiling.sub_q, num_queries) for x in (inputs.dout, inputs.q))
       dv_acc[:, keys] += tiles.dot(dout, p.astype(dout.dtype), (0, 1))
       dk_acc[:, keys] += tiles.dot(q, ds.astype(q.dtype), (0, 1))
 
@@ -169,16 +163,17 @@ def _weights_and_gradients(inputs: TileInputs, config: KernelConfig, mask):
     q_start, kv_start = at
     dout = inputs.dout[pl.ds(q_start, tiling.sub_q), :]
     v = inputs.v[pl.ds(kv_start, tiling.sub_kv), :]
-    return tiles.logits(inputs, config, q_start, kv_start), tiles.dot(v, dout, (1, 1))
+    return tiles.scores(inputs, config, q_start, kv_start), tiles.dot(v, dout, (1, 1))
 
-  for at, (logits, dp) in tiles.in_flight(matmuls, config.sub_tiles, tiling.lookahead):
+  for at, (scores, dp) in tiles.in_flight(matmuls, config.sub_tiles, tiling.lookahead):
     queries = pl.ds(at[0], tiling.sub_q)
     lse, delta = inputs.lse[:, queries], inputs.delta[:, queries]
     # A row without allowed key has lse -inf; +inf in its place makes every weight 0.
-    p = jnp.exp2(logits - jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2_E))
+    lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2_E)
+    p = jnp.exp2(scores * config.exponent_unit - lse)
     ds = p * (dp - delta)
-    if cap is not None:  # logits / log2(e) = cap * tanh(x / cap), whose derivative is 1 - tanh**2
-      ds = ds * (1 - jnp.square(logits * (1 / (cap * LOG2_E))))
+    if cap is not None:  # scores are tanh(x / cap), and the derivative of cap * tanh(x / cap) is 1 - tanh**2
+      ds = ds * (1 - jnp.square(scores))
     if mask is not None:
       allowed = mask(*at)
       p, ds = jnp.where(allowed, p, 0), jnp.where(allowed, ds, 0)

@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from blockattn import _compat
 from blockattn._kernels import attention_tiles as tiles
-from blockattn._kernels.attention_tiles import LOG2_E, KernelConfig, TileInputs
+from blockattn._kernels.attention_tiles import KernelConfig, TileInputs
 from blockattn._kernels.packed_steps import PackedSteps
 from masks import TileKind
 
@@ -25,8 +25,8 @@ from masks import TileKind
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Scratch:
-  m: typing.Any  # [1, block_q] float32, running maximum of the base-2 logits
-  l: typing.Any  # [1, block_q] float32, running sum of 2**(logit - m)
+  m: typing.Any  # [1, block_q] float32, running maximum of the scores
+  l: typing.Any  # [1, block_q] float32, running sum of exp(logit - maximal logit)
   acc: typing.Any  # [Dv, block_q] float32
 
 
@@ -92,7 +92,7 @@ def _kernel(prefetched, inputs: TileInputs, out_ref, lse_ref, scratch, *, config
       scratch.m[...] = jnp.full_like(scratch.m, -jnp.inf)
       scratch.l[...] = jnp.zeros_like(scratch.l)
     else:  # a sink is a key with this logit and value 0
-      scratch.m[...] = jnp.full_like(scratch.m, inputs.sinks[head, 0] * LOG2_E)
+      scratch.m[...] = jnp.full_like(scratch.m, inputs.sinks[head, 0] / config.options.score_unit)
       scratch.l[...] = jnp.ones_like(scratch.l)
     scratch.acc[...] = jnp.zeros_like(scratch.acc)
 
@@ -111,25 +111,23 @@ def _kernel(prefetched, inputs: TileInputs, out_ref, lse_ref, scratch, *, config
     alive = l > 0
     out = scratch.acc[...] * jnp.where(alive, 1 / jnp.where(alive, l, 1), 0)
     out_ref[...] = out.T.astype(out_ref.dtype)
-    lse_ref[...] = jnp.where(alive, m / LOG2_E + jnp.log(jnp.where(alive, l, 1)), -jnp.inf)
+    lse_ref[...] = jnp.where(alive, m * config.options.score_unit + jnp.log(jnp.where(alive, l, 1)), -jnp.inf)
 
 
 def _accumulate(inputs: TileInputs, scratch: _Scratch, config: KernelConfig, mask, num_keys):
   """Adds one tile to the running softmax; `mask(q_start, kv_start)` gives a sub-tile's mask."""
   tiling = config.tiling
-  ahead = tiles.in_flight(
-    lambda at: tiles.logits(inputs, config, *at), config.sub_tiles, tiling.lookahead
-  )
-  for (q_start, kv_start), logits in ahead:
+  ahead = tiles.in_flight(lambda at: tiles.scores(inputs, config, *at), config.sub_tiles, tiling.lookahead)
+  for (q_start, kv_start), scores in ahead:
     queries = pl.ds(q_start, tiling.sub_q)
     m = scratch.m[:, queries]
     if mask is not None:
-      logits = jnp.where(mask(q_start, kv_start), logits, -jnp.inf)
-    new_m = jnp.maximum(m, logits.max(axis=0, keepdims=True))
+      scores = jnp.where(mask(q_start, kv_start), scores, -jnp.inf)
+    new_m = jnp.maximum(m, scores.max(axis=0, keepdims=True))
     # A row without allowed key so far has maximum -inf: subtract 0 instead, and get zeros.
     shift = new_m if mask is None else jnp.where(new_m == -jnp.inf, 0, new_m)
-    p = jnp.exp2(logits - shift)
-    decay = jnp.exp2(m - shift)
+    p = jnp.exp2((scores - shift) * config.exponent_unit)
+    decay = jnp.exp2((m - shift) * config.exponent_unit)
     scratch.m[:, queries] = new_m
     scratch.l[:, queries] = decay * scratch.l[:, queries] + p.sum(axis=0, keepdims=True)
     values = tiles.rows(inputs.v, kv_start, tiling.sub_kv, num_keys)

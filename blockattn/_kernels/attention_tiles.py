@@ -1,4 +1,4 @@
-"""What the attention kernels share: operands and how they are fetched, masks, logits.
+"""What the attention kernels share: operands and how they are fetched, masks, scores.
 
 Scores are held transposed, [keys, queries]: the softmax then reduces along sublanes, row statistics are
 single rows of lanes, and P and dS are the stationary operands of the matmuls that follow.
@@ -46,6 +46,11 @@ class KernelConfig:
   kv_len: int
   group: int
   interpret: typing.Any
+
+  @property
+  def exponent_unit(self) -> float:
+    """Base-2 exponent per unit of score."""
+    return self.options.score_unit * LOG2_E
 
   @property
   def ragged_q(self) -> bool:
@@ -174,15 +179,11 @@ def _token_lead(tokens, batch, head):
   return tuple(i if n > 1 else 0 for i, n in zip((batch, head), tokens.shape[:2], strict=True))
 
 
-def logits(inputs: TileInputs, config: KernelConfig, q_start: int, kv_start: int):
-  """Base-2 logits [sub_kv, sub_q] float32. The scale is applied in float32: on q it would round twice."""
+def scores(inputs: TileInputs, config: KernelConfig, q_start: int, kv_start: int):
+  """Scores [sub_kv, sub_q] float32, see `AttentionOptions`. The scale comes later: on q it would round twice."""
   q = inputs.q[pl.ds(q_start, config.tiling.sub_q), :]
   k = inputs.k[pl.ds(kv_start, config.tiling.sub_kv), :]
-  scores, options = dot(k, q, (1, 1)), config.options
-  if options.logits_soft_cap is None:
-    return scores * (options.scale * LOG2_E)
-  cap = options.logits_soft_cap
-  return jnp.tanh(scores * (options.scale / cap)) * (cap * LOG2_E)
+  return config.options.scores(dot(k, q, (1, 1)))
 
 
 def rows(ref, start: int, size: int, num_valid):

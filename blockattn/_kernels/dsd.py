@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -80,14 +79,16 @@ def dsd(
     compiler_params=compiler_params(
       interpret,
       dimension_semantics=("parallel", "arbitrary"),
-      vmem_limit_bytes=_limits.vmem_limit(vmem_bytes((bm, bk), block_n, (blocks.dtype, b.dtype, out_dtype))),
+      vmem_limit_bytes=_limits.vmem_limit(
+        vmem_bytes((bm, bk), block_n, b.shape[0], (blocks.dtype, b.dtype, out_dtype))
+      ),
     ),
     interpret=interpret,
     name="dsd_matmul",
   )(schedule, blocks, b)
 
 
-def choose_block_n(block_shape: tuple[int, int], n_len: int, dtypes: tuple[Any, Any, Any]) -> int:
+def choose_block_n(block_shape: tuple[int, int], k_len: int, n_len: int, dtypes: tuple[Any, Any, Any]) -> int:
   """The widest block of columns that fits into VMEM.
 
   Width is what counts: each block of `a` is read once per block of columns, and a step multiplies
@@ -95,6 +96,7 @@ def choose_block_n(block_shape: tuple[int, int], n_len: int, dtypes: tuple[Any, 
 
   Args:
     block_shape: (bm, bk) of `a`.
+    k_len: Rows of `b`.
     n_len: Columns of `b`.
     dtypes: Of a, b and the result.
 
@@ -104,21 +106,22 @@ def choose_block_n(block_shape: tuple[int, int], n_len: int, dtypes: tuple[Any, 
   if n_len <= _limits.LANES:
     return n_len
   block_n = _limits.LANES
-  while block_n < n_len and vmem_bytes(block_shape, 2 * block_n, dtypes) <= _limits.VMEM_BYTES:
+  while block_n < n_len and vmem_bytes(block_shape, 2 * block_n, k_len, dtypes) <= _limits.VMEM_BYTES:
     block_n *= 2
   # As many blocks as before, but of one size: 1100 columns are 3 * 384, not 2 * 512 + 76.
   num_blocks = pl.cdiv(n_len, block_n)
   return _limits.round_up(pl.cdiv(n_len, num_blocks), _limits.LANES)
 
 
-def vmem_bytes(block_shape: tuple[int, int], block_n: int, dtypes: tuple[Any, Any, Any]) -> int:
-  """VMEM that the kernel takes, in bytes."""
+def vmem_bytes(block_shape: tuple[int, int], block_n: int, k_len: int, dtypes: tuple[Any, Any, Any]) -> int:
+  """VMEM that the kernel takes with blocks (bm, bk) of `a` and (bk, block_n) of `b`, in bytes."""
   bm, bk = block_shape
   a_size, b_size, o_size = (jnp.dtype(dtype).itemsize for dtype in dtypes)
+  copy = b_size * bk * block_n if k_len % bk else 0  # the end of `b` is cut off
   blocks = 2 * (a_size * bm * bk + b_size * bk * block_n + o_size * bm * block_n)
   # A float32 product takes three bfloat16 parts of each operand.
   parts = 6 * (bm * bk + bk * block_n) if max(a_size, b_size) == 4 else 0
-  return blocks + parts + 4 * bm * block_n
+  return blocks + copy + parts + 4 * bm * block_n
 
 
 @jax.jit
@@ -129,16 +132,18 @@ def make_schedule(a: BlockCOO) -> tuple[jax.Array, jax.Array]:
   dead = jnp.arange(a.capacity) >= live
   used = jnp.zeros(num_rows, bool).at[jnp.where(dead, num_rows, a.rows)].set(True, mode="drop")
   (empty_rows,) = jnp.nonzero(~used, size=num_rows, fill_value=0)
-  schedule = [live[None], _limits.pack(a.rows, a.cols), empty_rows.astype(jnp.int32)]
+  # Without any live slot the first one is fetched all the same, so dead places must be in range.
+  places = jnp.where(dead, 0, _limits.pack(a.rows, a.cols))
+  schedule = [live[None], places, empty_rows.astype(jnp.int32)]
   return jnp.concatenate(schedule), live + (~used).sum(dtype=jnp.int32)
 
 
 def _row(schedule, slot):
-  return lax.shift_right_logical(schedule[_SLOTS + slot], 16)
+  return _limits.unpack(schedule[_SLOTS + slot])[0]
 
 
 def _col(schedule, slot):
-  return schedule[_SLOTS + slot] & 0xFFFF
+  return _limits.unpack(schedule[_SLOTS + slot])[1]
 
 
 def _body(schedule, a_ref, b_ref, o_ref, acc_ref, *, k_len):
@@ -153,7 +158,8 @@ def _body(schedule, a_ref, b_ref, o_ref, acc_ref, *, k_len):
   def _():
     bk = b_ref.shape[0]
     left = k_len - _col(schedule, slot) * bk if k_len % bk else None
-    product = _matmul.product(a_ref[0], b_ref[...], left)
+    b = b_ref[...] if left is None else _matmul.cut(b_ref[...], 0, left)
+    product = _matmul.product(a_ref[0], b, None)
     acc_ref[...] = _matmul.accumulate(acc_ref[...], product, is_first)
 
   @pl.when(is_live & is_last)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -55,11 +54,11 @@ def masked_matmul(
     return jnp.where(_kind(schedule, i * num_cols + j) == TileKind.EMPTY, 0, k)
 
   def x_map(i, j, k, schedule):
-    row = lax.shift_right_logical(schedule[num_tiles + i * num_cols + j], 16)
+    row, _ = _limits.unpack(schedule[num_tiles + i * num_cols + j])
     return row, next_k(i, j, k, schedule)
 
   def y_map(i, j, k, schedule):
-    col = schedule[num_tiles + i * num_cols + j] & 0xFFFF
+    _, col = _limits.unpack(schedule[num_tiles + i * num_cols + j])
     return next_k(i, j, k, schedule), col
 
   def tile_map(i, j, k, schedule):
@@ -88,7 +87,7 @@ def masked_matmul(
       interpret,
       dimension_semantics=("parallel", "parallel", "arbitrary"),
       vmem_limit_bytes=_limits.vmem_limit(
-        _matmul.vmem_bytes(block_shape, block_k, (x.dtype, y.dtype, out_dtype))
+        _matmul.vmem_bytes(block_shape, block_k, k_len, (x.dtype, y.dtype, out_dtype))
       ),
     ),
     interpret=interpret,
@@ -104,7 +103,7 @@ def make_schedule(block_mask: BlockMask) -> np.ndarray:
     the kind; then the packed (`prefetch_i`, `prefetch_j`).
   """
   kinds = (block_mask.prefetch_mask << 2) | block_mask.kinds
-  places = (block_mask.prefetch_i << 16) | block_mask.prefetch_j
+  places = _limits.pack(block_mask.prefetch_i, block_mask.prefetch_j)
   return np.concatenate([kinds.ravel(), places.ravel()]).astype(np.int32)
 
 

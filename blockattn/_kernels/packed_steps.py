@@ -114,9 +114,7 @@ def pack_schedule(schedule, layout: StepLayout, tile_ids=None) -> PackedSteps:
     )
   steps = schedule.expand()
   num_words = len(steps.outer)
-  _limits.check_smem(
-    f"{num_words} active tiles", num_words * (1 if tile_ids is None else 2), remedy
-  )
+  _limits.check_smem(f"{num_words} active tiles", num_words * (1 if tile_ids is None else 2), remedy)
   tile_ids = jnp.zeros(1, jnp.int32) if tile_ids is None else jnp.asarray(tile_ids)
   return PackedSteps(layout.pack(steps), tile_ids, schedule.num_steps)
 

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -58,10 +57,10 @@ def sdd(
   body = functools.partial(_body, k_len=k_len, scale=scale, fill=fill, transpose_y=transpose_y)
 
   def x_map(s, k, schedule):
-    return _row(schedule, s), k
+    return _limits.unpack(schedule[s])[0], k
 
   def y_map(s, k, schedule):
-    col = schedule[s] & 0xFFFF
+    col = _limits.unpack(schedule[s])[1]
     return (col, k) if transpose_y else (k, col)
 
   def tile_map(s, k, schedule):
@@ -90,7 +89,7 @@ def sdd(
       interpret,
       dimension_semantics=("parallel", "arbitrary"),
       vmem_limit_bytes=_limits.vmem_limit(
-        _matmul.vmem_bytes(block_shape, block_k, (x.dtype, y.dtype, out_dtype))
+        _matmul.vmem_bytes(block_shape, block_k, k_len, (x.dtype, y.dtype, out_dtype))
       ),
     ),
     interpret=interpret,
@@ -113,17 +112,13 @@ def make_schedule(rows: np.ndarray, cols: np.ndarray, partial_ids: np.ndarray) -
     nothing is fetched twice.
   """
   n = rows.shape[0]
-  places = (rows.astype(np.int32) << 16) | cols.astype(np.int32)
+  places = _limits.pack(rows, cols)
   partial = np.flatnonzero(partial_ids >= 0)
   following = np.zeros(n, np.int32)
   if partial.size:
     after = np.minimum(np.searchsorted(partial, np.arange(n)), partial.size - 1)
     following = partial_ids[partial[after]].astype(np.int32)
   return np.concatenate([places, (following << 1) | (partial_ids >= 0)]).astype(np.int32)
-
-
-def _row(schedule, s):
-  return lax.shift_right_logical(schedule[s], 16)
 
 
 def _body(schedule, x_ref, y_ref, tile_ref, o_ref, acc_ref, *, k_len, scale, fill, transpose_y):

@@ -89,9 +89,7 @@ class TestAlign:
     [(128, 384, (49152, 8256, 41024)), (384, 128, (49152, 41024, 8256))],
   )
   def test_allowed_pairs_of_unequal_lengths_a01(self, q_len, kv_len, counts):
-    for mask, count in zip(
-      (masks.full(), masks.causal(), masks.causal(kv_len - q_len)), counts, strict=True
-    ):
+    for mask, count in zip((masks.full(), masks.causal(), masks.causal(kv_len - q_len)), counts, strict=True):
       assert mask.to_dense(q_len, kv_len).sum() == count
 
   @pytest.mark.parametrize("right", [10**9, 10**9 - 128, 2**31 - 1, 2**40, None])
@@ -171,9 +169,7 @@ class TestDocument:
     assert len(set(combined)) == 1
     i, j = grid_of(256, 256)
     for mask in combined:
-      np.testing.assert_array_equal(
-        mask.to_dense(256, 256), ((i < 90) == (j < 90)) & (j <= i)
-      )
+      np.testing.assert_array_equal(mask.to_dense(256, 256), ((i < 90) == (j < 90)) & (j <= i))
     assert doc & full == doc
     assert hash(doc & full) == hash(doc)
 
@@ -252,9 +248,7 @@ class TestHash:
     assert tall.block_mask(256, 128, 128, 128).shape == (256, 128)
 
   def test_ids_of_equal_bytes_differ_by_value_k01(self):
-    signed, unsigned = (
-      masks.document(np.frombuffer(b"\xc8", dtype)) for dtype in (np.int8, np.uint8)
-    )
+    signed, unsigned = (masks.document(np.frombuffer(b"\xc8", dtype)) for dtype in (np.int8, np.uint8))
     assert signed != unsigned
     assert not signed.to_dense(1, 1).any()
     assert unsigned.to_dense(1, 1).all()

@@ -56,9 +56,7 @@ BUILDERS = [
     "`ids` and `kv_ids` must have the same batch size or 1, got 2 and 3.",
     lambda: masks.document(np.zeros((2, 4), int), np.zeros((3, 4), int)),
   ),
-  _case(
-    TypeError, "`lengths` must have an integer dtype, got", lambda: masks.document_from_lengths([1.5])
-  ),
+  _case(TypeError, "`lengths` must have an integer dtype, got", lambda: masks.document_from_lengths([1.5])),
   _case(
     ValueError,
     "`lengths` must have shape [documents], got shape (1, 2).",
@@ -74,9 +72,7 @@ BUILDERS = [
     "`lengths` must sum to at most total=5, got 7. Cut the last document or raise total.",
     lambda: masks.document_from_lengths([3, 4], total=5),
   ),
-  _case(
-    TypeError, "`total` must be an int, got 9.5", lambda: masks.document_from_lengths([3], total=9.5)
-  ),
+  _case(TypeError, "`total` must be an int, got 9.5", lambda: masks.document_from_lengths([3], total=9.5)),
   _case(
     TypeError,
     "`lengths` must be concrete, got a traced array of shape (2,). Build the mask outside of jit.",
@@ -141,9 +137,7 @@ MASKS = [
     "`block_kv` must be at least 1, got block_kv=-8.",
     lambda: masks.causal().block_mask(3, 3, 1, -8),
   ),
-  _case(
-    TypeError, "`block_kv` must be an int, got 1.5", lambda: masks.causal().block_mask(3, 3, 1, 1.5)
-  ),
+  _case(TypeError, "`block_kv` must be an int, got 1.5", lambda: masks.causal().block_mask(3, 3, 1, 1.5)),
   _case(
     ValueError,
     "`capacity` is for masks with traced arrays, got capacity=3 for causal(). Leave it None.",
@@ -263,8 +257,8 @@ def test_capacity_is_positive(capacity):
 
 
 def test_block_mask_beyond_its_capacity_raises_when_checked():
-  block_mask = jax.jit(
-    lambda ids: masks.document(ids).block_mask(4, 4, 1, 1, capacity=5)
-  )(jnp.zeros(4, jnp.int32))
+  block_mask = jax.jit(lambda ids: masks.document(ids).block_mask(4, 4, 1, 1, capacity=5))(
+    jnp.zeros(4, jnp.int32)
+  )
   with pytest.raises(ValueError, match="A traced mask must fit its capacity of 5 steps: raise it"):
     block_mask.check()

@@ -114,9 +114,7 @@ class TestSimplification:
       both.to_dense(4, 4), np.broadcast_to(by_example.to_dense(4, 4)[:, None], (2, 3, 4, 4))
     )
     for batch, head in np.ndindex(2, 3):
-      np.testing.assert_array_equal(
-        both.select(batch, head).to_dense(4, 4), both.to_dense(4, 4)[batch, head]
-      )
+      np.testing.assert_array_equal(both.select(batch, head).to_dense(4, 4), both.to_dense(4, 4)[batch, head])
 
 
 class TestImmutability:
@@ -168,9 +166,7 @@ class TestImmutability:
       "assert mask == built and hash(mask) == hash(built)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    subprocess.run(
-      [sys.executable, "-c", code, tmp_path / "mask"], env=environment, check=True, timeout=120
-    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "mask"], env=environment, check=True, timeout=120)
 
 
 class TestRepr:
@@ -193,7 +189,7 @@ class TestRepr:
       (masks.padding(3), "padding(3)"),
       (masks.padding([3, 1]), "padding([3, 1])"),
       (masks.from_function(_same_pair), "from_function(_same_pair)"),
-      (masks.from_array(np.ones((2, 3))  > 0), "from_array(bool[1, 1, 2, 3])"),
+      (masks.from_array(np.ones((2, 3)) > 0), "from_array(bool[1, 1, 2, 3])"),
       (masks.causal() & masks.prefix(2), "causal() & prefix(2)"),
       (~(masks.causal() & masks.prefix(2)), "~(causal() & prefix(2))"),
       ((masks.causal() | masks.prefix(1)) & masks.prefix(2), "(causal() | prefix(1)) & prefix(2)"),

@@ -133,7 +133,9 @@ def test_stats_count_allowed_pairs(case):
 @hypothesis.given(_case())
 def test_stored_partial_tiles_are_distinct_and_right(case):
   mask, dense, block_mask = case
-  tiles = _tiles(np.broadcast_to(dense[: mask.lead[0], : mask.lead[1]], (*mask.lead, *dense.shape[2:])), block_mask)
+  tiles = _tiles(
+    np.broadcast_to(dense[: mask.lead[0], : mask.lead[1]], (*mask.lead, *dense.shape[2:])), block_mask
+  )
   ids = block_mask.partial_ids.reshape(tiles.shape[:4])
   stored = block_mask.partial_tiles
   assert len({tile.tobytes() for tile in stored}) == len(stored)
@@ -197,8 +199,7 @@ def test_tile_rule_computes_the_mask(case):
   q_idx, kv_idx = np.arange(block_mask.q_len)[:, None], np.arange(block_mask.kv_len)[None]
   for batch, head in np.ndindex(*mask.lead):
     tokens = [
-      x[min(batch, x.shape[0] - 1), min(head, x.shape[1] - 1)]
-      for x in (rule.q_tokens, rule.kv_tokens)
+      x[min(batch, x.shape[0] - 1), min(head, x.shape[1] - 1)] for x in (rule.q_tokens, rule.kv_tokens)
     ]
     got = rule.test(q_idx, kv_idx, [x[:, None] for x in tokens[0]], [x[None] for x in tokens[1]])
     np.testing.assert_array_equal(np.broadcast_to(got, dense.shape[2:]), dense[batch, head])

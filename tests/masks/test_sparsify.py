@@ -88,9 +88,7 @@ def test_last_block_is_followed_by_the_first_nonzero_one():
 
 def test_ragged_edges_are_filled_with_zeros():
   sparse = _assert_right(np.ones((3, 3), bool), (2, 2))
-  np.testing.assert_array_equal(
-    sparse.mask_data[sparse.prefetch_mask[1, 1]], [[True, False], [False, False]]
-  )
+  np.testing.assert_array_equal(sparse.mask_data[sparse.prefetch_mask[1, 1]], [[True, False], [False, False]])
 
 
 def test_takes_jax_arrays():

@@ -39,9 +39,7 @@ def test_sliding_window_is_causal():
 def test_streaming_window_keeps_the_first_keys(q_len, kv_len):
   i, j = grid_of(q_len, kv_len)
   mask = masks.causal() & (masks.prefix(4) | masks.sliding_window(6))
-  np.testing.assert_array_equal(
-    mask.to_dense(q_len, kv_len), (j <= i) & ((j < 4) | (i - 6 < j))
-  )
+  np.testing.assert_array_equal(mask.to_dense(q_len, kv_len), (j <= i) & ((j < 4) | (i - 6 < j)))
   assert mask.spans(q_len, kv_len).count == 2
 
 
