@@ -196,7 +196,7 @@ def dense(rule: TileRule, q_len: int, kv_len: int) -> jax.Array:
 
 # What a function of positions may use so that it runs inside a TPU kernel: integer and boolean
 # element-wise operations. Anything else (gathers, captured arrays, reductions) is stored instead.
-_KERNEL_PRIMITIVES = frozenset(
+KERNEL_PRIMITIVES = frozenset(
   "abs add and broadcast_in_dim clamp convert_element_type div eq ge gt le lt max min mul ne neg not "
   "or rem select_n shift_left shift_right_arithmetic shift_right_logical sign sub xor".split()
 )
@@ -211,17 +211,20 @@ def runs_in_kernel(fn: typing.Callable) -> bool:
     return False
   if closed.consts or len(closed.out_avals) != 1:
     return False
-  return _only_kernel_primitives(closed.jaxpr)
+  return primitives(closed.jaxpr) <= KERNEL_PRIMITIVES
 
 
-def _only_kernel_primitives(jaxpr) -> bool:
+def primitives(jaxpr) -> frozenset[str]:
+  """Names of the operations of a jaxpr, also of the functions that it calls.
+
+  An operation whose result is neither int32 nor bool stands for itself with its type, as no kernel has it.
+  """
+  names = set()
   for eqn in jaxpr.eqns:
     inner = eqn.params.get("jaxpr")
     if inner is not None:
-      if not _only_kernel_primitives(getattr(inner, "jaxpr", inner)):
-        return False
-    elif eqn.primitive.name not in _KERNEL_PRIMITIVES:
-      return False
-    if any(np.dtype(v.aval.dtype) not in (np.dtype(np.int32), np.dtype(bool)) for v in eqn.outvars):
-      return False
-  return True
+      names |= primitives(getattr(inner, "jaxpr", inner))
+      continue
+    dtypes = {np.dtype(v.aval.dtype).name for v in eqn.outvars} - {"int32", "bool"}
+    names |= {f"{eqn.primitive.name} {dtype}" for dtype in dtypes} or {eqn.primitive.name}
+  return frozenset(names)

@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 
+import jax
 import numpy as np
 from jax.core import Tracer
 
@@ -18,7 +19,10 @@ class Function(Mask):
   fn: typing.Callable
 
   def allows(self, q_idx, kv_idx):
-    allowed = np.asarray(self.fn(q_idx, kv_idx))
+    with jax.ensure_compile_time_eval():  # within jit, jax.numpy would trace even what it computes from constants
+      # The function may use JAX, and the mask may be built while something else is being traced.
+    with jax.ensure_compile_time_eval():
+      allowed = np.asarray(self.fn(q_idx, kv_idx))
     if allowed.dtype != bool:
       raise TypeError(
         f"The function of from_function must return booleans, got dtype {allowed.dtype}. Compare or "

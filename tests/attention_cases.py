@@ -37,19 +37,21 @@ class Case:
 
 CASES: dict[str, typing.Callable[[], Case]] = {}
 
-# Those whose point is the head dimension: only kernels have tiles of that size.
-HEAD_DIMS: set[str] = set()
+# Those whose point is how a kernel is tiled and launched.
+KERNEL_ONLY: set[str] = set()
 
 # Those in which the interpreter that emulates TPU memory can find what the plain one cannot: revisited
 # output blocks, indices out of range, memory that was never written.
 EMULATED: set[str] = set()
 
 
-def _case(name, *, emulated=False):
+def _case(name, *, emulated=False, kernel_only=False):
   def register(build):
     CASES[name] = build
     if emulated:
       EMULATED.add(name)
+    if kernel_only:
+      KERNEL_ONLY.add(name)
     return build
 
   return register
@@ -128,7 +130,7 @@ def _():
   return Case(inputs, masks.full(), np.ones((192, 192), bool))
 
 
-@_case("T03 block_q 64")
+@_case("T03 block_q 64", kernel_only=True)
 def _():
   inputs = draw(53, 192, num_heads=8, head_dim=16, dtype="bfloat16")
   dense = np.ones((192, 192), bool)
@@ -141,8 +143,8 @@ def _padded_tail(length, head_dim):
 
 
 _case("T05 130 tokens, head_dim 64", emulated=True)(functools.partial(_padded_tail, 130, 64))
-_case("T05 130 tokens, head_dim 80")(functools.partial(_padded_tail, 130, 80))
-_case("T05 257 tokens, head_dim 64")(functools.partial(_padded_tail, 257, 64))
+_case("T05 130 tokens, head_dim 80", kernel_only=True)(functools.partial(_padded_tail, 130, 80))
+_case("T05 257 tokens, head_dim 64", kernel_only=True)(functools.partial(_padded_tail, 257, 64))
 _case("T05 257 tokens, head_dim 80")(functools.partial(_padded_tail, 257, 80))
 
 
@@ -151,7 +153,7 @@ def _many_keys(block_sizes):
   return Case(draw(56, 256, 4992), masks.causal(4992 - 256), dense, block_sizes=block_sizes)
 
 
-_case("T06 4992 keys, block_kv 512")(functools.partial(_many_keys, BlockSizes(128, 512)))
+_case("T06 4992 keys, block_kv 512", kernel_only=True)(functools.partial(_many_keys, BlockSizes(128, 512)))
 _case("T06 4992 keys, default blocks")(functools.partial(_many_keys, None))
 
 
@@ -163,15 +165,13 @@ def _():
   return Case(draw(2, 256, 128), masks.from_array(dense), dense)
 
 
-for _offset in (0, 65536 - 32):
-  _case(f"I03 32 queries and 65536 keys, offset {_offset}")(
-    lambda offset=_offset: Case(
-      draw(93, 32, 65536),
-      masks.causal(offset),
-      _causal(32, 65536, offset),
-      block_sizes=BlockSizes(32, 128),
-    )
-  )
+def _few_queries(offset, block_kv):
+  dense, sizes = _causal(32, 65536, offset), BlockSizes(32, block_kv)
+  return Case(draw(93, 32, 65536), masks.causal(offset), dense, block_sizes=sizes)
+
+
+_case("I03 32 queries and 65536 keys, offset 0")(functools.partial(_few_queries, 0, 128))
+_case("I03 32 queries and 65536 keys, bottom right")(functools.partial(_few_queries, 65504, 512))
 
 
 def _heads_and_dims(head_dim, value_dim):
@@ -188,8 +188,7 @@ def _head_dim(head_dim):
 
 
 for _size in (8, 16, 72, 80, 96, 128, 192, 256, 320):
-  HEAD_DIMS.add(f"G06 head_dim {_size}")
-  _case(f"G06 head_dim {_size}")(functools.partial(_head_dim, _size))
+  _case(f"G06 head_dim {_size}", kernel_only=True)(functools.partial(_head_dim, _size))
 
 
 @_case("N03 soft cap, amplitude 5")
@@ -259,13 +258,6 @@ def _():
   return Case(draw(68, 320), masks.causal() & masks.document(ids), dense)
 
 
-@_case("D01 padded documents")
-def _():
-  ids = [3] * 100 + [7] * 60 + [-1] * 40
-  dense = _same(ids) & _causal(200, 200)
-  return Case(draw(61, 200), masks.causal() & masks.document(ids), dense)
-
-
 @_case("array mask per head", emulated=True)
 def _():
   dense = np.random.default_rng(132).random((1, 4, 200, 150)) < 0.3
@@ -317,10 +309,10 @@ def _length(length):
 
 
 for _size in (256, 640, 384, 512):
-  _case(f"L01 {_size} tokens")(functools.partial(_length, _size))
+  _case(f"L01 {_size} tokens", kernel_only=True)(functools.partial(_length, _size))
 
 
-@_case("scale 0")
+@_case("scale 0", kernel_only=True)
 def _():
   return Case(draw(140, 130), masks.causal(), _causal(130, 130), {"scale": 0})
 
@@ -336,9 +328,9 @@ def _():
   return Case(draw(138, 200, 130), ~masks.full(), np.zeros((200, 130), bool))
 
 
-@_case("sub-tiles within a tile")
+@_case("sub-tiles within a tile", kernel_only=True)
 def _():
-  sizes = BlockSizes(256, 512, sub_q=128, sub_kv=64)
+  sizes = BlockSizes(256, 512, sub_q=64, sub_kv=256)
   ids = np.repeat([0, 1, 2], [300, 500, 200])
   dense = _same(ids) & _causal(1000, 1000)
   return Case(draw(139, 1000), masks.causal() & masks.document(ids), dense, block_sizes=sizes)

@@ -45,14 +45,10 @@ def test_dsd_matmul_compiles(chip, dtype):
 
 
 @CHIP
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_dsd_matmul_compiles_with_ragged_ends_and_heads(chip, dtype):
-  a = coo(40, (5000, 5000), (256, 512), dtype)
-  aot.compile_for(
-    chip,
-    jax.vmap(dsd_matmul),
-    *jax.tree.map(lambda x: array(4, *x.shape, dtype=x.dtype), (a, array(5000, 128, dtype=dtype))),
-  )
+def test_dsd_matmul_compiles_with_a_ragged_end_and_many_matrices(chip):
+  a = coo(40, (5000, 5000), (256, 512), "bfloat16")
+  batch = jax.tree.map(lambda x: array(4, *x.shape, dtype=x.dtype), (a, array(5000, 128)))
+  aot.compile_for(chip, jax.vmap(dsd_matmul), *batch)
 
 
 @CHIP
@@ -78,24 +74,23 @@ def test_sdd_matmul_compiles(chip, dtype):
   aot.compile_for(chip, f, x, array(5000, 8000, dtype=dtype))
 
 
-@CHIP
-@DTYPE
+@pytest.mark.parametrize(("chip", "dtype"), [*((chip, "bfloat16") for chip in aot.CHIPS), ("v4", "float32")])
 def test_attention_weights_compile_without_a_dense_matrix(chip, dtype):
-  tokens, window = 2**17, 1024
-  q = array(tokens, 128, dtype=dtype)
-  f = functools.partial(attention_weights, mask=masks.sliding_window(window))
+  tokens = 2**15
+  q, mask = array(tokens, 128, dtype=dtype), masks.sliding_window(1024)
 
   def output(q, k, v):
-    return dsd_matmul(f(q, k), v)
+    return dsd_matmul(attention_weights(q, k, mask), v)
 
   program = aot.compile_for(chip, output, q, q, q)
-  dense = 4 * tokens**2
-  assert program.memory_analysis().temp_size_in_bytes < dense / 16
+  active = mask.block_mask(tokens, tokens, 512, 512).num_active.sum()
+  scores = 4 * 512**2 * active  # float32
+  assert program.memory_analysis().temp_size_in_bytes < 2.5 * scores < 4 * tokens**2 / 8
 
 
 @CHIP
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "int8"])
-@pytest.mark.parametrize("shape", [(1_000_003,), (4100, 5000), (4, 500, 700), (2, 3, 500, 700)])
+@pytest.mark.parametrize("shape", [(1_000_003,), (2, 3, 500, 1100)])
 def test_block_dynamic_slice_compiles(chip, dtype, shape):
   sizes = tuple(size // 2 + 1 for size in shape)
   f = functools.partial(block_dynamic_slice, sizes=sizes)

@@ -213,3 +213,12 @@ def test_lengths_come_from_the_call():
   for q_len, kv_len in ((1, 1), (3, 5), (5, 3)):
     i, j = np.arange(q_len)[:, None], np.arange(kv_len)[None]
     np.testing.assert_array_equal(mask.to_dense(q_len, kv_len), (i - 2 < j) & (j <= i))
+
+
+def test_function_that_uses_jax_is_evaluated_while_something_else_is_traced():
+  import jax
+
+  mask = masks.from_function(lambda i, j: jax.lax.max(i + 0 * j, j + 0 * i) < 3)
+  kinds = []
+  jax.jit(lambda x: kinds.append(mask.block_mask(8, 8, 4, 4).kinds) or x)(1)
+  np.testing.assert_array_equal(kinds[0], [[1, 0], [0, 0]])
