@@ -60,8 +60,9 @@ def attention_weights(
     >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 256, 2, 64))  # B=1, T=256, N=2, D=64
     >>> weights = attention_weights(q, k, masks.sliding_window(16), block_shape=(64, 128))
     >>> weights
-    BlockCOO(shape=(256, 256), block_shape=(64, 128), dtype=float32, capacity=5, num_blocks=5,
-    batch=(1, 2)) >>> dsd_matmul(weights, v.swapaxes(1, 2)).shape (1, 2, 256, 64)
+    BlockCOO(shape=(256, 256), block_shape=(64, 128), dtype=float32, capacity=5, num_blocks=5, batch=(1, 2))
+    >>> dsd_matmul(weights, v.swapaxes(1, 2)).shape
+    (1, 2, 256, 64)
   """
   _check_operands(q, k)
   dtype = jnp.dtype(q.dtype if preferred_element_type is None else preferred_element_type)

@@ -20,8 +20,6 @@ class Function(Mask):
 
   def allows(self, q_idx, kv_idx):
     with jax.ensure_compile_time_eval():  # within jit, jax.numpy would trace even what it computes from constants
-      # The function may use JAX, and the mask may be built while something else is being traced.
-    with jax.ensure_compile_time_eval():
       allowed = np.asarray(self.fn(q_idx, kv_idx))
     if allowed.dtype != bool:
       raise TypeError(

@@ -35,11 +35,11 @@ def test_weights_times_values_are_attention(interpret, case):
 @pytest.mark.parametrize("amplitude", [1, 5])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_precision_is_that_of_float32_softmax(dtype, amplitude):
-  q, k, v = draw(2, 1024, dtype=dtype, amplitude=amplitude)
+  q, k, v = draw(2, 512, dtype=dtype, amplitude=amplitude)
   mask = masks.causal()
-  _, out = attend(q, k, v, mask, block_shape=(256, 256))
+  _, out = attend(q, k, v, mask, block_shape=(128, 256))
   assert out.dtype == dtype
-  want = oracle(q, k, v, mask.to_dense(1024, 1024))[0]
+  want = oracle(q, k, v, mask.to_dense(512, 512))[0]
   assert rel_rms(out, want) <= tolerance(dtype, amplitude)
 
 

@@ -14,7 +14,8 @@ from tests.support import rel_rms, tolerance
 CASES = {
   "aligned": ((64, 128), (32, 32), 1.0, 96, None),
   "ragged": ((70, 50), (16, 8), 0.4, 200, 128),
-  "one_block_per_row": ((48, 48), (16, 16), 0.1, 8, None),
+  "rows_without_block": ((64, 48), (16, 16), 0.2, 24, None),
+  "no_block": ((64, 48), (16, 16), 0.0, 24, None),
   "block_larger_than_matrix": ((20, 12), (128, 128), 1.0, 300, 256),
 }
 
@@ -30,7 +31,7 @@ def oracle(dense, b):
 @pytest.mark.parametrize("case", CASES)
 def test_product_is_that_of_the_dense_matrix(interpret, case):
   shape, block_shape, density, n_len, block_n = CASES[case]
-  a, dense = random_coo(0, shape, block_shape, density, capacity=40)
+  a, dense = random_coo(0, shape, block_shape, density, capacity=20)
   b = some_b(shape[1], n_len)
   got = dsd_matmul(a, b, block_n=block_n)
   assert got.dtype == b.dtype
@@ -58,17 +59,12 @@ def test_result_has_the_promoted_dtype():
 
 
 def test_rows_of_b_without_a_block_are_not_read(interpret):
-  a, dense = random_coo(5, (64, 64), (16, 16), 0.2)
+  a, dense = random_coo(5, (64, 48), (16, 16), 0.2, capacity=20)
   unread = ~dense.any(axis=0)
   assert unread.any()
-  b = some_b(64, 24)
+  b = some_b(48, 24)
   got = dsd_matmul(a, jnp.where(unread[:, None], jnp.nan, b))
   assert rel_rms(got, oracle(dense, b)) <= tolerance("float32")
-
-
-def test_dead_slots_are_not_read_without_any_live_one(interpret):
-  a, _ = random_coo(0, (48, 32), (16, 16), 0.0, capacity=3)
-  np.testing.assert_array_equal(dsd_matmul(a, some_b(32, 16)), np.zeros((48, 16)))
 
 
 def test_matrix_without_slots_is_zero():
@@ -78,7 +74,7 @@ def test_matrix_without_slots_is_zero():
 
 
 def test_traced_live_count_is_one_program(interpret):
-  a, dense = random_coo(0, (64, 48), (16, 16), 1.0, capacity=15)
+  a, dense = random_coo(0, (64, 48), (16, 16), 1.0, capacity=20)
   b = some_b(48, 24)
 
   @jax.jit
@@ -147,13 +143,12 @@ def test_l02_l09_each_output_block_is_one_run_of_steps_in_range(density, capacit
 
 
 def test_l04_modes_and_runs_agree_to_the_bit():
-  a, _ = random_coo(0, (64, 48), (16, 16), 0.5, capacity=15)
+  a, _ = random_coo(0, (64, 48), (16, 16), 0.5, capacity=20)
   b = some_b(48, 24)
-  f = jax.jit(lambda a, b: dsd_matmul(a, b))
   results = []
   for mode in (True, pltpu.InterpretParams(), True):
     with interpret_mode(mode):
-      results.append(np.asarray(f(a, b)))
+      results.append(np.asarray(dsd_matmul(a, b)))
   np.testing.assert_array_equal(results[0], results[1])
   np.testing.assert_array_equal(results[0], results[2])
 
@@ -171,8 +166,8 @@ def test_l06_lowers_for_tpu(n_len, dtype):
 
 
 def test_l08_x64_changes_nothing():
-  a, _ = random_coo(0, (70, 50), (16, 8), 0.4, dtype="bfloat16")
-  b = some_b(50, 24, "bfloat16")
+  a, _ = random_coo(0, (32, 64), (16, 16), dtype="bfloat16")
+  b = some_b(64, 40, "bfloat16")
   want = dsd_matmul(a, b)
   with jax.enable_x64(True):
     got = dsd_matmul(a, b)

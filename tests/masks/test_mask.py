@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -216,8 +217,6 @@ def test_lengths_come_from_the_call():
 
 
 def test_function_that_uses_jax_is_evaluated_while_something_else_is_traced():
-  import jax
-
   mask = masks.from_function(lambda i, j: jax.lax.max(i + 0 * j, j + 0 * i) < 3)
   kinds = []
   jax.jit(lambda x: kinds.append(mask.block_mask(8, 8, 4, 4).kinds) or x)(1)
