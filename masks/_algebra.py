@@ -205,7 +205,9 @@ def combine(kind: type[_Nary], a: Mask, b: Mask):
   from masks.causal import full  # causal imports Mask, which imports this module when it is used
 
   if not isinstance(b, Mask):
-    return NotImplemented
+    raise TypeError(
+      f"Masks combine with masks, got {type(b).__name__} under {kind.symbol}. For an array use masks.from_array."
+    )
   try:
     np.broadcast_shapes(a.lead, b.lead)
   except ValueError:

@@ -37,6 +37,7 @@ class Mask:
   True
   """
 
+  __array_ufunc__ = None  # so that NumPy arrays leave `array & mask` to Python, which refuses it
   array_fields: typing.ClassVar[tuple[str, ...]] = ()
   """Attributes that hold arrays which may be traced: the leaves of the mask as a pytree."""
 
