@@ -8,6 +8,7 @@ may keep queries along lanes or along sublanes.
 import dataclasses
 import functools
 import typing
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -208,7 +209,9 @@ def runs_in_kernel(fn: typing.Callable) -> bool:
   """Whether a function of (q_idx, kv_idx) can be evaluated inside a TPU kernel."""
   q_idx, kv_idx = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((1, 128), (8, 1)))
   try:
-    closed = jax.make_jaxpr(fn)(q_idx, kv_idx)
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")  # JAX warns when it takes int64 for int32, which NumPy does not do
+      closed = jax.make_jaxpr(fn)(q_idx, kv_idx)
   except Exception:  # whatever JAX makes of a function that NumPy can run, such as an integer beyond int32
     return False
   if closed.consts or len(closed.out_avals) != 1:

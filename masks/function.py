@@ -19,7 +19,8 @@ class Function(Mask):
   fn: typing.Callable
 
   def allows(self, q_idx, kv_idx):
-    with jax.ensure_compile_time_eval():  # within jit, jax.numpy would trace even what it computes from constants
+    # Within jit, jax.numpy would trace even what it computes from constants.
+    with jax.ensure_compile_time_eval():
       allowed = np.asarray(self.fn(q_idx, kv_idx))
     if allowed.dtype != bool:
       raise TypeError(

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,10 @@ from blockattn._compat import interpret_mode
 from tests.support import draw, oracle, rel_rms, tolerance
 
 
-def attend(q, k, v, mask, **kwargs):
+@functools.partial(jax.jit, static_argnames=("mask", "block_shape", "scale"))
+def attend(q, k, v, mask, block_shape=None, scale=None):
   """The weights, and the output that they give, for [B, tokens, heads, D]."""
-  weights = attention_weights(q, k, mask, **kwargs)
+  weights = attention_weights(q, k, mask, block_shape=block_shape, scale=scale)
   v = jnp.repeat(v.swapaxes(1, 2), q.shape[2] // v.shape[2], axis=1)
   return weights, dsd_matmul(weights, v).swapaxes(1, 2)
 
@@ -111,7 +114,7 @@ def test_scale_may_be_any_number(scale):
 def test_l06_lowers_for_tpu():
   q, k, v = draw(0, 256, num_heads=2, dtype="bfloat16")
   with interpret_mode(False):
-    f = jax.jit(lambda q, k, v: attend(q, k, v, masks.causal(), block_shape=(64, 128))[1])
+    f = jax.jit(lambda q, k, v: attend(q, k, v, masks.causal(), (64, 128))[1])
     assert jax.export.export(f, platforms=["tpu"])(q, k, v).out_avals[0].shape == q.shape
 
 

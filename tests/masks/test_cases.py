@@ -234,7 +234,7 @@ class TestBlockMaskMetadata:
 
   def test_additive_masks_are_refused_m12(self):
     additive = np.where(np.tri(128, dtype=bool), 0, -np.inf).astype(np.float32)
-    with pytest.raises(TypeError, match="bool or 0/1 integers, got float32. .* pass array == 0"):
+    with pytest.raises(TypeError, match=r"bool or 0/1 integers, got float32\. .* pass array == 0"):
       masks.from_array(additive)
     assert masks.from_array(additive == 0).to_dense(128, 128).sum() == 8256
 
