@@ -1,4 +1,4 @@
-"""The slots of a BlockCOO, under jit: cutting a matrix into blocks, sorting and merging, putting it together."""
+"""The slots of a BlockCOO, under jit: cutting a matrix, sorting, merging, putting it together."""
 
 from __future__ import annotations
 

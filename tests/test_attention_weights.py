@@ -103,6 +103,14 @@ def test_leading_dimensions_may_be_left_out():
   assert rel_rms(out, want[0, :, 0]) <= tolerance("float32")
 
 
+def test_i03_few_queries_and_very_many_keys_visit_one_tile():
+  q, k, v = draw(93, 32, 65536)
+  weights, out = attend(q, k, v, masks.causal(), block_shape=(32, 128))
+  assert (weights.capacity, weights.shape) == (1, (32, 65536))
+  want = oracle(q, k[:, :32], v[:, :32], masks.causal().to_dense(32, 32))[0]
+  assert rel_rms(out, want) <= tolerance("float32")
+
+
 @pytest.mark.parametrize("scale", [0.5, -2.0, 0.0])
 def test_scale_may_be_any_number(scale):
   q, k, v = draw(3, 128)

@@ -95,6 +95,16 @@ def test_transpose_is_row_major_again_and_skips_dead_slots(shape):
   np.testing.assert_array_equal(t.transpose().blocks[:live], a.blocks[:live])
 
 
+def test_i01_places_beyond_int32_are_ordered():
+  rows, cols = np.array([0, 99_998, 99_999]), np.array([99_999, 99_999, 0])
+  shape = (800_000, 800_000)
+  a = BlockCOO(some_blocks(3, (8, 8)), rows, cols, shape)
+  t = a.transpose()
+  assert (t.rows.tolist(), t.cols.tolist()) == ([0, 99_999, 99_999], [99_999, 0, 99_998])
+  with pytest.raises(ValueError, match="row-major order"):
+    BlockCOO(some_blocks(3, (8, 8)), rows[::-1], cols[::-1], shape)
+
+
 def test_dead_slots_are_harmless():
   a, dense = random_coo(3, (8, 12), (2, 4), capacity=20)
   np.testing.assert_array_equal(a.to_dense(), dense.astype(np.float32))

@@ -123,8 +123,8 @@ def test_prints_every_line():
   assert lines == [
     "implementation: xla (the default device is a CPU, not a TPU)",
     "block sizes:    BlockSizes(block_q=128, block_kv=128, sub_q=None, sub_kv=None) (from: call)",
-    "tiles:          10 of 16 tiles active (62.5%): 6 full, 4 partial; per row 1 to 4, mean 2.5; 50.10% of the "
-    "pairs allowed, 80% of the computed ones",
+    "tiles:          10 of 16 tiles active (62.5%): 6 full, 4 partial; per row 1 to 4, mean 2.5; 50.10% of "
+    "pairs allowed, 80% of those computed",
     "partial tiles:  computed",
     "matmul FLOPs:   6.711e+08, 62.5% of dense 1.074e+09",
   ]
