@@ -72,23 +72,61 @@ def test_stored_tiles_compile(chip):
   assert _calls_kernel(compiled, "attention_forward")
 
 
+def _every_fourth(q_idx, kv_idx):
+  return (q_idx // 2 + kv_idx) % 4 == 0
+
+
+_RAGGED = _shapes(1000, 1300, 4, 1, 80, 96)
+
 OTHERS = {
-  "float32": (masks.causal(), _shapes(LENGTH, LENGTH, 8, 2, 128, dtype="float32"), {}),
+  "float32": ("v5e", masks.causal(), _shapes(LENGTH, LENGTH, 8, 2, 128, dtype="float32"), {}),
   "unsorted documents": (
+    "v5p",
     masks.document(np.random.default_rng(0).integers(0, 20, LENGTH)),
     _shapes(LENGTH, LENGTH, 2, 1, 128),
     {},
   ),
-  "ragged lengths and other value dimension": (masks.causal(), _shapes(1000, 1300, 4, 1, 80, 96), {}),
-  "one query": (masks.causal(4), _shapes(1, 5, 3, 1, 64, dtype="float32"), {}),
-  "soft cap": (masks.sliding_window(300), _shapes(2048, 2048, 4, 2, 128), {"logits_soft_cap": 20.0}),
+  "ragged lengths and other value dimension": ("v5e", masks.causal(), _RAGGED, {}),
+  "ragged lengths and stored tiles": (
+    "v4",
+    masks.from_array(np.random.default_rng(0).random((1000, 1300)) < 0.5),
+    _RAGGED,
+    {},
+  ),
+  "one query": ("v6e", masks.causal(4), _shapes(1, 5, 3, 1, 64, dtype="float32"), {}),
+  "one query, bfloat16": ("v5e", masks.causal(4), _shapes(1, 5, 3, 1, 64), {}),
+  "soft cap": (
+    "v5e",
+    masks.sliding_window(300),
+    _shapes(2048, 2048, 4, 2, 128),
+    {"logits_soft_cap": 20.0},
+  ),
+  "soft cap and sinks": (
+    "v7x",
+    masks.causal(),
+    _shapes(2048, 2048, 4, 2, 64),
+    {"logits_soft_cap": 20.0, "sinks": np.zeros(4, np.float32)},
+  ),
+  "function": (
+    "v6e",
+    masks.causal() & masks.from_function(_every_fourth),
+    _shapes(LENGTH, LENGTH, 8, 2, 128),
+    {},
+  ),
 }
 
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_other_calls_compile(case):
-  mask, shapes, options = OTHERS[case]
-  assert _calls_kernel(aot.compile_for("v5e", _attend(mask, **options), *shapes), "attention_forward")
+  chip, mask, shapes, options = OTHERS[case]
+  assert _calls_kernel(aot.compile_for(chip, _attend(mask, **options), *shapes), "attention_forward")
+
+
+@pytest.mark.parametrize("setting", [jax.enable_x64(True), jax.default_matmul_precision("highest")])
+def test_settings_of_jax_do_not_count_l08_r07(setting):
+  with setting:
+    compiled = aot.compile_for("v5e", _gradients(masks.causal()), *_shapes(300, 300, 4, 2, 64))
+  assert _calls_kernel(compiled, "attention_forward", "attention_dq", "attention_dkv")
 
 
 @pytest.mark.parametrize("chip", ["v5e", "v6e"])
@@ -120,3 +158,21 @@ def test_functions_of_allowed_primitives_run_in_the_kernel():
     mask = masks.from_function(_use_every_primitive)
     compiled = aot.compile_for(chip, _attend(mask), *_shapes(512, 512, 2, 2, 128))
     assert _calls_kernel(compiled, "attention_forward")
+
+
+def _use_booleans(i, j):
+  """Every operation of KERNEL_PRIMITIVES that takes or gives booleans and runs in the kernel on them."""
+  below, near, odd = i >= j, abs(i - j) < 9, (i ^ j) % 2 == 1
+  ordered = (below < near) | (near <= odd) | (odd > below) | (below >= odd)
+  compared = ((below == near) ^ (near != odd)) & ~odd
+  converted = (below.astype(jnp.int32) + near) * i
+  spread = jax.lax.broadcast_in_dim(np.bool_(True), jnp.shape(below), ())
+  return (ordered & compared & spread) | converted.astype(bool)
+
+
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+def test_functions_of_booleans_run_in_the_kernel(chip):
+  mask = masks.from_function(_use_booleans)
+  assert mask.tile_rule(512, 512) is not None
+  compiled = aot.compile_for(chip, _attend(mask), *_shapes(512, 512, 2, 2, 128))
+  assert _calls_kernel(compiled, "attention_forward")

@@ -225,7 +225,8 @@ def num_valid(config: KernelConfig, fields: StepFields):
 
 def dot(a, b, contract: tuple[int, int]):
   """Matmul of two tiles, accumulated in float32; float32 operands at full precision."""
-  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  # Not None, which stands for jax_default_matmul_precision: the TPU compiler refuses "highest" for bfloat16.
+  precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
   dims = (((contract[0],), (contract[1],)), ((), ()))
   return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
 
