@@ -67,25 +67,30 @@ def attention_weights(
   _check_operands(q, k)
   dtype = jnp.dtype(q.dtype if preferred_element_type is None else preferred_element_type)
   _limits.check_float("preferred_element_type", dtype)
+  scores = _scores(q, k, mask, q.shape[-1] ** -0.5 if scale is None else scale, block_shape)
+  blocks = _row_softmax(scores.blocks, scores.rows, num_rows=scores.grid_shape[0], dtype=dtype)
+  if q.ndim > 2:
+    blocks = einops.rearrange(blocks, "... k g n bq bkv -> ... (k g) n bq bkv")
+  return BlockCOO(blocks, scores.rows, scores.cols, scores.shape)
+
+
+def _scores(q, k, mask, scale, block_shape) -> BlockCOO:
+  """The scores in float32, heads as [..., K, N // K], and -inf where the mask is False."""
   if q.ndim == 2:
     x, y = q, k
   else:
     x = einops.rearrange(q, "... t (k g) d -> ... k g t d", k=k.shape[-2])
     y = einops.rearrange(k, "... s k d -> ... k 1 s d")
   block_mask = resolve_block_mask(mask, (x.shape[-2], y.shape[-2]), block_shape, default=(512, 512))
-  scores = masked_blocks(
+  return masked_blocks(
     x,
     y,
     block_mask,
     out_dtype=jnp.dtype(jnp.float32),
-    scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
+    scale=float(scale),
     fill=-np.inf,
     transpose_y=True,
   )
-  blocks = _row_softmax(scores.blocks, scores.rows, num_rows=scores.grid_shape[0], dtype=dtype)
-  if q.ndim > 2:
-    blocks = einops.rearrange(blocks, "... k g n bq bkv -> ... (k g) n bq bkv")
-  return BlockCOO(blocks, scores.rows, scores.cols, scores.shape)
 
 
 @functools.partial(jax.jit, static_argnames=("num_rows", "dtype"))

@@ -27,10 +27,11 @@ def dsd_matmul(
 ) -> jax.Array:
   """Multiplies a block-sparse matrix by a dense one: dense = sparse @ dense.
 
-  Works on the live blocks only, also when their number is traced: a grid as long as there are live
-    blocks, plus one step for
-  each row without any, which writes zeros. Accumulates in float32, and multiplies float32 operands
-  in full precision.
+  Works on the live blocks only, also when their number is traced: the grid has a step for each live
+  block, and one for each row of blocks without any, which writes zeros. Accumulates in float32, and
+  multiplies float32 operands in full precision.
+
+  Under `jax.vmap`, matrices with layouts of their own run one after the other.
 
   Args:
     a: BlockCOO of shape (M, K), float32 or bfloat16; leading dimensions of its blocks broadcast
@@ -52,25 +53,14 @@ def dsd_matmul(
     >>> a.num_blocks, dsd_matmul(a, jnp.ones((16, 2))).sum(axis=1).astype(int).tolist()
     (Array(1, dtype=int32), [0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2])
   """
-  if not isinstance(a, BlockCOO):
-    raise TypeError(
-      f"`a` must be a BlockCOO, got {type(a).__name__}. Use BlockCOO.from_dense(a, block_shape)."
-    )
+  _check_sparse(a)
   out_dtype = _out_dtype(a=a, b=b, preferred_element_type=preferred_element_type)
   _check_inner("a", a.shape, "b", b)
-  k_len, n_len = b.shape[-2:]
-  bm, bk = a.block_shape
-  _limits.check_multiple("rows of a block", bm, _limits.SUBLANES, a.shape[0])
-  _limits.check_multiple("columns of a block", bk, _limits.SUBLANES, k_len)
-  dtypes = (a.dtype, b.dtype, out_dtype)
+  n_len = b.shape[-1]
   if block_n is None:
-    block_n = dsd.choose_block_n(a.block_shape, k_len, n_len, dtypes)
+    dtypes = (a.dtype, b.dtype, out_dtype)
+    block_n = dsd.choose_block_n(a.block_shape, a.shape[1], n_len, dtypes)
   _limits.check_multiple("block_n", block_n, _limits.LANES, n_len)
-  if max(a.grid_shape) > 2**16:
-    raise ValueError(
-      f"`a` must have at most {2**16} rows and columns of blocks, got {a.grid_shape}. Use larger blocks."
-    )
-  _limits.check_smem(f"{a.capacity} blocks", 1 + a.capacity + a.grid_shape[0], "Use larger blocks.")
   if a.capacity == 0:
     lead = np.broadcast_shapes(a.blocks.shape[:-3], b.shape[:-2])
     return jnp.zeros((*lead, a.shape[0], n_len), out_dtype)
@@ -245,6 +235,21 @@ def _out_dtype(preferred_element_type: Any, **operands: Any) -> np.dtype:
     return jnp.promote_types(*(operand.dtype for operand in operands.values()))
   _limits.check_float("preferred_element_type", preferred_element_type)
   return np.dtype(preferred_element_type)
+
+
+def _check_sparse(a: Any) -> None:
+  """Checks what a BlockCOO must be for the kernel."""
+  if not isinstance(a, BlockCOO):
+    raise TypeError(
+      f"`a` must be a BlockCOO, got {type(a).__name__}. Use BlockCOO.from_dense(a, block_shape)."
+    )
+  _limits.check_multiple("rows of a block", a.block_shape[0], _limits.SUBLANES, a.shape[0])
+  _limits.check_multiple("columns of a block", a.block_shape[1], _limits.SUBLANES, a.shape[1])
+  if max(a.grid_shape) > 2**16:
+    raise ValueError(
+      f"`a` must have at most {2**16} rows and columns of blocks, got {a.grid_shape}. Use larger blocks."
+    )
+  _limits.check_smem(f"{a.capacity} blocks", 1 + a.capacity + a.grid_shape[0], "Use larger blocks.")
 
 
 def _check_inner(x_name: str, x_shape: tuple[int, ...], y_name: str, y: jax.Array) -> None:

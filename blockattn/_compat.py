@@ -1,8 +1,7 @@
 """What differs between jax versions, and how Pallas TPU kernels run where there is no TPU.
 
-How a kernel launcher uses it: the public function resolves the mode before it enters any `jax.jit`,
-  and hands
-it on as a static argument, which ends in `pl.pallas_call(..., interpret=mode)`:
+How a kernel launcher uses it: the public function resolves the mode before it enters any `jax.jit`
+and hands it on as a static argument, which ends in `pl.pallas_call(..., interpret=mode)`:
 
     def public(x):
       return _launch(x, interpret=resolve_interpret())
@@ -12,10 +11,9 @@ it on as a static argument, which ends in `pl.pallas_call(..., interpret=mode)`:
 
 How a test chooses the mode; every `jax.jit` cache, also the caller's own, sees the choice:
 
-    with interpret_mode(True): ...                       # plain interpreter
-    with interpret_mode(pltpu.InterpretParams()): ...    # emulated TPU memory, uninitialized memory
-    is NaN with interpret_mode(False): ...                      # really compile, for a lowering
-    ahead of time
+    with interpret_mode(True): ...                     # plain interpreter
+    with interpret_mode(pltpu.InterpretParams()): ...  # emulated TPU memory, NaN where unwritten
+    with interpret_mode(False): ...                    # really compile, for an ahead-of-time lowering
 """
 
 from __future__ import annotations

@@ -13,9 +13,17 @@ def some_blocks(n, block_shape=(2, 3), dtype=np.float32):
   return np.random.default_rng(0).standard_normal((n, *block_shape)).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "int8"])
-@pytest.mark.parametrize(("shape", "block_shape"), [((8, 12), (4, 4)), ((7, 13), (3, 4)), ((5, 5), (8, 8))])
-def test_dense_survives_the_round_trip(dtype, shape, block_shape):
+@pytest.mark.parametrize(
+  ("shape", "block_shape", "dtype"),
+  [
+    ((8, 12), (4, 4), "float32"),
+    ((5, 5), (8, 8), "float32"),
+    ((7, 13), (3, 4), "bfloat16"),
+    ((7, 13), (3, 4), "int32"),
+    ((7, 13), (3, 4), "int8"),
+  ],
+)
+def test_dense_survives_the_round_trip(shape, block_shape, dtype):
   dense = np.random.default_rng(1).integers(-3, 4, shape).astype(dtype)
   dense[: block_shape[0], : block_shape[1]] = 0
   a = BlockCOO.from_dense(dense, block_shape)
@@ -32,13 +40,16 @@ def test_only_blocks_with_something_in_them_are_stored():
   np.testing.assert_array_equal(a.to_dense(), dense)
 
 
-def test_block_is_zero_where_it_hangs_over_the_edge():
-  for a in (
-    BlockCOO.from_dense(np.ones((7, 13), np.float32), (3, 4)),
-    BlockCOO.random(jax.random.key(0), (7, 13), (3, 4), 1.0),
-  ):
-    assert float(jnp.abs(a.blocks[-1][1:]).sum()) == 0
-    assert float(jnp.abs(a.blocks[-1][:, 1:]).sum()) == 0
+def check_is_zero_over_the_edge(a):
+  inside = np.zeros([size * block for size, block in zip(a.grid_shape, a.block_shape, strict=True)])
+  inside[: a.shape[0], : a.shape[1]] = 1
+  rows, cols = inside.shape[0] // a.block_shape[0], inside.shape[1] // a.block_shape[1]
+  tiles = inside.reshape(rows, a.block_shape[0], cols, a.block_shape[1]).swapaxes(1, 2)
+  np.testing.assert_array_equal(np.asarray(a.blocks)[tiles[a.rows, a.cols] == 0], 0)
+
+
+def test_blocks_are_zero_where_they_hang_over_the_edge():
+  check_is_zero_over_the_edge(BlockCOO.from_dense(np.ones((7, 13), np.float32), (3, 4)))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -136,12 +147,13 @@ def test_leading_dimensions_share_the_layout():
 
 
 def test_random_has_the_density_and_range_asked_for():
-  a = BlockCOO.random(jax.random.key(0), (640, 640), (8, 8), 0.25, jnp.bfloat16)
+  a = BlockCOO.random(jax.random.key(0), (637, 638), (8, 8), 0.25, jnp.bfloat16)
   assert a.dtype == jnp.bfloat16
   assert abs(int(a.num_blocks) / 6400 - 0.25) < 0.03
-  assert 0 <= float(a.blocks.min()) < 0.1
-  assert float(a.blocks.max()) < 1.01
-  assert int(BlockCOO.random(jax.random.key(0), (8, 8), (4, 4), 0).num_blocks) == 0
+  blocks = np.asarray(a.blocks, np.float32)
+  assert 0 <= blocks.min() < 0.1
+  assert 0.9 < blocks.max() < 1.01
+  check_is_zero_over_the_edge(a)
 
 
 def test_from_dense_under_jit_needs_and_keeps_a_capacity():
@@ -162,7 +174,7 @@ def test_traced_dense_with_too_many_blocks_is_poisoned(dtype, poison):
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(layout=st.lists(st.booleans(), min_size=12, max_size=12), block=st.sampled_from([(2, 3), (3, 4)]))
+@given(layout=st.lists(st.booleans(), min_size=12, max_size=12), block=st.just((3, 4)))
 def test_any_layout_survives_round_trip_and_transpose(layout, block):
   nonzero = np.array(layout).reshape(4, 3).repeat(2, 0).repeat(2, 1)
   dense = np.where(nonzero, np.arange(48).reshape(8, 6) + 1, 0)

@@ -48,8 +48,24 @@ def dsd(
   Returns:
     [M, N] in out_dtype.
   """
-  capacity, bm, bk = blocks.shape
-  body = functools.partial(_body, k_len=b.shape[0])
+  k_len, n_len = b.shape
+  num_bytes = vmem_bytes(blocks.shape[1:], block_n, k_len, (blocks.dtype, b.dtype, out_dtype))
+  return pl.pallas_call(
+    functools.partial(_body, k_len=k_len),
+    grid_spec=_grid_spec((pl.cdiv(n_len, block_n), num_steps), blocks.shape, block_n),
+    out_shape=jax.ShapeDtypeStruct((m_len, n_len), out_dtype),
+    compiler_params=compiler_params(
+      interpret,
+      dimension_semantics=("parallel", "arbitrary"),
+      vmem_limit_bytes=_limits.vmem_limit(num_bytes),
+    ),
+    interpret=interpret,
+    name="dsd_matmul",
+  )(schedule, blocks, b)
+
+
+def _grid_spec(grid: tuple[Any, ...], blocks_shape: tuple[int, ...], block_n: int):
+  capacity, bm, bk = blocks_shape
 
   def slot(schedule, step):
     return jnp.maximum(jnp.minimum(step, schedule[0] - 1), 0)
@@ -66,26 +82,13 @@ def dsd(
     empty = schedule[_SLOTS + capacity + jnp.maximum(step - live, 0)]
     return jnp.where(step < live, _row(schedule, slot(schedule, step)), empty), j
 
-  return pl.pallas_call(
-    body,
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
-      grid=(pl.cdiv(b.shape[1], block_n), num_steps),
-      in_specs=[pl.BlockSpec((1, bm, bk), a_map), pl.BlockSpec((bk, block_n), b_map)],
-      out_specs=pl.BlockSpec((bm, block_n), o_map),
-      scratch_shapes=[pltpu.VMEM((bm, block_n), jnp.float32)],
-    ),
-    out_shape=jax.ShapeDtypeStruct((m_len, b.shape[1]), out_dtype),
-    compiler_params=compiler_params(
-      interpret,
-      dimension_semantics=("parallel", "arbitrary"),
-      vmem_limit_bytes=_limits.vmem_limit(
-        vmem_bytes((bm, bk), block_n, b.shape[0], (blocks.dtype, b.dtype, out_dtype))
-      ),
-    ),
-    interpret=interpret,
-    name="dsd_matmul",
-  )(schedule, blocks, b)
+  return pltpu.PrefetchScalarGridSpec(
+    num_scalar_prefetch=1,
+    grid=grid,
+    in_specs=[pl.BlockSpec((1, bm, bk), a_map), pl.BlockSpec((bk, block_n), b_map)],
+    out_specs=pl.BlockSpec((bm, block_n), o_map),
+    scratch_shapes=[pltpu.VMEM((bm, block_n), jnp.float32)],
+  )
 
 
 def choose_block_n(block_shape: tuple[int, int], k_len: int, n_len: int, dtypes: tuple[Any, Any, Any]) -> int:
@@ -113,7 +116,7 @@ def choose_block_n(block_shape: tuple[int, int], k_len: int, n_len: int, dtypes:
   return _limits.round_up(pl.cdiv(n_len, num_blocks), _limits.LANES)
 
 
-def vmem_bytes(block_shape: tuple[int, int], block_n: int, k_len: int, dtypes: tuple[Any, Any, Any]) -> int:
+def vmem_bytes(block_shape: tuple[int, ...], block_n: int, k_len: int, dtypes: tuple[Any, Any, Any]) -> int:
   """VMEM that the kernel takes with blocks (bm, bk) of `a` and (bk, block_n) of `b`, in bytes."""
   bm, bk = block_shape
   a_size, b_size, o_size = (jnp.dtype(dtype).itemsize for dtype in dtypes)

@@ -43,14 +43,29 @@ def masked_matmul(
   Returns:
     [M, N] in out_dtype.
   """
-  bm, bn = block_shape
   (m_len, k_len), n_len = x.shape, y.shape[1]
-  num_rows, num_cols, num_k = pl.cdiv(m_len, bm), pl.cdiv(n_len, bn), pl.cdiv(k_len, block_k)
+  num_bytes = _matmul.vmem_bytes(block_shape, block_k, k_len, (x.dtype, y.dtype, out_dtype))
+  return pl.pallas_call(
+    functools.partial(_body, k_len=k_len, num_cols=pl.cdiv(n_len, block_shape[1])),
+    grid_spec=_grid_spec((m_len, n_len, k_len), (*block_shape, block_k)),
+    out_shape=jax.ShapeDtypeStruct((m_len, n_len), out_dtype),
+    compiler_params=compiler_params(
+      interpret,
+      dimension_semantics=("parallel", "parallel", "arbitrary"),
+      vmem_limit_bytes=_limits.vmem_limit(num_bytes),
+    ),
+    interpret=interpret,
+    name="masked_matmul",
+  )(schedule, x, y, tiles)
+
+
+def _grid_spec(sizes: tuple[int, int, int], blocks: tuple[int, int, int]):
+  bm, bn, bk = blocks
+  num_rows, num_cols, num_k = map(pl.cdiv, sizes, blocks)
   num_tiles = num_rows * num_cols
 
   def next_k(i, j, k, schedule):
-    # An empty tile asks all along for the first blocks of the next active one, which are fetched
-    # once.
+    # An empty tile asks all along for the first blocks of the next active one: fetched only once.
     return jnp.where(_kind(schedule, i * num_cols + j) == TileKind.EMPTY, 0, k)
 
   def x_map(i, j, k, schedule):
@@ -69,30 +84,17 @@ def masked_matmul(
     del k, schedule
     return i, j
 
-  return pl.pallas_call(
-    functools.partial(_body, k_len=k_len, num_cols=num_cols),
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
-      grid=(num_rows, num_cols, num_k),
-      in_specs=[
-        pl.BlockSpec((bm, block_k), x_map),
-        pl.BlockSpec((block_k, bn), y_map),
-        pl.BlockSpec((1, bm, bn), tile_map),
-      ],
-      out_specs=pl.BlockSpec((bm, bn), o_map),
-      scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
-    ),
-    out_shape=jax.ShapeDtypeStruct((m_len, n_len), out_dtype),
-    compiler_params=compiler_params(
-      interpret,
-      dimension_semantics=("parallel", "parallel", "arbitrary"),
-      vmem_limit_bytes=_limits.vmem_limit(
-        _matmul.vmem_bytes(block_shape, block_k, k_len, (x.dtype, y.dtype, out_dtype))
-      ),
-    ),
-    interpret=interpret,
-    name="masked_matmul",
-  )(schedule, x, y, tiles)
+  return pltpu.PrefetchScalarGridSpec(
+    num_scalar_prefetch=1,
+    grid=(num_rows, num_cols, num_k),
+    in_specs=[
+      pl.BlockSpec((bm, bk), x_map),
+      pl.BlockSpec((bk, bn), y_map),
+      pl.BlockSpec((1, bm, bn), tile_map),
+    ],
+    out_specs=pl.BlockSpec((bm, bn), o_map),
+    scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+  )
 
 
 def make_schedule(block_mask: BlockMask) -> np.ndarray:

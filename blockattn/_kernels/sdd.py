@@ -51,10 +51,24 @@ def sdd(
   Returns:
     [n, bm, bn] in out_dtype, in the order of the schedule.
   """
-  bm, bn = block_shape
   k_len = x.shape[1]
-  num_tiles, num_k = schedule.shape[0] // 2, pl.cdiv(k_len, block_k)
-  body = functools.partial(_body, k_len=k_len, scale=scale, fill=fill, transpose_y=transpose_y)
+  num_bytes = _matmul.vmem_bytes(block_shape, block_k, k_len, (x.dtype, y.dtype, out_dtype))
+  return pl.pallas_call(
+    functools.partial(_body, k_len=k_len, scale=scale, fill=fill, transpose_y=transpose_y),
+    grid_spec=_grid_spec(schedule.shape[0] // 2, k_len, block_shape, block_k, transpose_y),
+    out_shape=jax.ShapeDtypeStruct((schedule.shape[0] // 2, *block_shape), out_dtype),
+    compiler_params=compiler_params(
+      interpret,
+      dimension_semantics=("parallel", "arbitrary"),
+      vmem_limit_bytes=_limits.vmem_limit(num_bytes),
+    ),
+    interpret=interpret,
+    name="sdd_matmul",
+  )(schedule, x, y, tiles)
+
+
+def _grid_spec(num_tiles: int, k_len: int, block_shape: tuple[int, int], block_k: int, transpose_y: bool):
+  bm, bn = block_shape
 
   def x_map(s, k, schedule):
     return _limits.unpack(schedule[s])[0], k
@@ -71,30 +85,17 @@ def sdd(
     del k, schedule
     return s, 0, 0
 
-  return pl.pallas_call(
-    body,
-    grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
-      grid=(num_tiles, num_k),
-      in_specs=[
-        pl.BlockSpec((bm, block_k), x_map),
-        pl.BlockSpec((bn, block_k) if transpose_y else (block_k, bn), y_map),
-        pl.BlockSpec((1, bm, bn), tile_map),
-      ],
-      out_specs=pl.BlockSpec((1, bm, bn), o_map),
-      scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
-    ),
-    out_shape=jax.ShapeDtypeStruct((num_tiles, bm, bn), out_dtype),
-    compiler_params=compiler_params(
-      interpret,
-      dimension_semantics=("parallel", "arbitrary"),
-      vmem_limit_bytes=_limits.vmem_limit(
-        _matmul.vmem_bytes(block_shape, block_k, k_len, (x.dtype, y.dtype, out_dtype))
-      ),
-    ),
-    interpret=interpret,
-    name="sdd_matmul",
-  )(schedule, x, y, tiles)
+  return pltpu.PrefetchScalarGridSpec(
+    num_scalar_prefetch=1,
+    grid=(num_tiles, pl.cdiv(k_len, block_k)),
+    in_specs=[
+      pl.BlockSpec((bm, block_k), x_map),
+      pl.BlockSpec((bn, block_k) if transpose_y else (block_k, bn), y_map),
+      pl.BlockSpec((1, bm, bn), tile_map),
+    ],
+    out_specs=pl.BlockSpec((1, bm, bn), o_map),
+    scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+  )
 
 
 def make_schedule(rows: np.ndarray, cols: np.ndarray, partial_ids: np.ndarray) -> np.ndarray:
@@ -106,10 +107,9 @@ def make_schedule(rows: np.ndarray, cols: np.ndarray, partial_ids: np.ndarray) -
     partial_ids: [n] its stored partial tile, -1 for a full one.
 
   Returns:
-    [2 * n] int32: the packed (row, column) of each tile; then, for each, the stored tile of the
-      next partial one, and in the
-    lowest bit whether it is partial itself. A full tile asks for the tile that is needed next, so
-    nothing is fetched twice.
+    [2 * n] int32: the packed (row, column) of each tile; then, for each, the stored tile of the next
+    partial one, and in the lowest bit whether it is partial itself. A full tile asks for the tile that
+    is needed next, so nothing is fetched twice.
   """
   n = rows.shape[0]
   places = _limits.pack(rows, cols)
