@@ -1,20 +1,17 @@
 """Forward attention: every case over every implementation, against the float64 oracle."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 import masks
-from blockattn._compat import interpret_mode
 from masks import _tile_runs
-from tests.attention_cases import CASES, EMULATED, KERNEL_ONLY
+from tests.attention_case import CASES, EMULATED, KERNEL_ONLY
+from tests.attention_runs import RUNS, SIZES, assert_attention, attend, attend_case, expected
 from tests.support import (
-  BlockSizes,
   block_sparse_attention,
   draw,
   oracle,
@@ -23,52 +20,10 @@ from tests.support import (
   tolerance,
 )
 
-EMULATED_TPU = pltpu.InterpretParams()
-
-# Name of the implementation and how its kernels run.
-RUNS = {
-  "reference": ("reference", None),
-  "xla": ("xla", None),
-  "pallas": ("pallas_tpu", True),
-  "pallas, emulated": ("pallas_tpu", EMULATED_TPU),
-}
-SIZES = BlockSizes(128, 128)
-
-
-def attend(run, *args, block_sizes=SIZES, **kwargs):
-  """`block_sparse_attention` by one of RUNS."""
-  name, mode = RUNS[run]
-  # Most of the time is the compiler's; only the programs of "xla" are what a user runs.
-  jax.config.update("jax_disable_most_optimizations", name != "xla")
-  try:
-    with interpret_mode(mode):
-      return block_sparse_attention(*args, block_sizes=block_sizes, implementation=name, **kwargs)
-  finally:
-    jax.config.update("jax_disable_most_optimizations", False)
-
 
 @pytest.fixture(params=["reference", "xla", "pallas"])
 def run(request):
   return request.param
-
-
-@functools.cache
-def _expected(name):
-  case = CASES[name]()
-  return case, oracle(*case.inputs, case.dense, **case.options)
-
-
-def assert_attention(got, want, limit):
-  """Checks output and lse: rows without key exactly, the others by relative RMS."""
-  (out, lse), (want_out, want_lse) = got, want
-  out, lse = (np.asarray(x).astype(np.float64) for x in (out, lse))
-  assert out.shape == want_out.shape
-  assert lse.shape == want_lse.shape
-  dead = want_lse == -np.inf
-  assert (out[np.moveaxis(dead, -2, -1)] == 0).all()
-  np.testing.assert_array_equal(lse == -np.inf, dead)
-  np.testing.assert_allclose(lse[~dead], want_lse[~dead], rtol=1e-5, atol=1e-5)
-  assert rel_rms(out, want_out) <= limit
 
 
 def _runs(name):
@@ -79,23 +34,11 @@ def _runs(name):
 
 @pytest.mark.parametrize(("name", "by"), [(name, run) for name in CASES for run in _runs(name)])
 def test_forward_matches_the_oracle(name, by):
-  case, want = _expected(name)
-  got = _attend_case(by, case, return_lse=True)
+  case, want = expected(name)
+  got = attend_case(by, case, return_lse=True)
   assert got[0].dtype == case.inputs[0].dtype
   assert got[1].dtype == jnp.float32
   assert_attention(got, want, tolerance(case.inputs[0].dtype, case.amplitude))
-
-
-def _attend_case(by, case, inputs=None, mask=None, **kwargs):
-  """The call of a case, with other inputs of the same shape or an equivalent mask."""
-  return attend(
-    by,
-    *(inputs or case.inputs),
-    mask or case.mask,
-    block_sizes=case.block_sizes,
-    **case.options,
-    **kwargs,
-  )
 
 
 class TestRowsWithoutKey:
@@ -148,14 +91,14 @@ class TestWindows:
     q, k, v = draw(43, 256)
     full, _ = oracle(q, k, v, True)
     for name in ("W04 window (31, 0) alone", "W04 window (0, 31) alone"):
-      assert np.abs(_expected(name)[1][0] - full).max() > 0.1
+      assert np.abs(expected(name)[1][0] - full).max() > 0.1
 
   @pytest.mark.parametrize("by", RUNS)
   def test_heads_do_not_depend_on_the_head_before_w08(self, by):
-    case, _ = _expected("W08 rows that begin at a later tile")
-    out = _attend_case(by, case)
+    case, _ = expected("W08 rows that begin at a later tile")
+    out = attend_case(by, case)
     for order in ([2, 0, 1], [1, 0, 2]):
-      permuted = _attend_case(by, case, tuple(x[:, :, jnp.array(order)] for x in case.inputs))
+      permuted = attend_case(by, case, tuple(x[:, :, jnp.array(order)] for x in case.inputs))
       np.testing.assert_array_equal(permuted, out[:, :, jnp.array(order)])
 
 
@@ -173,19 +116,19 @@ class TestUnreadKeys:
     ("by", "row"), [("xla", 0), ("xla", 7), ("pallas", 0), ("pallas", 7), ("pallas, emulated", 3)]
   )
   def test_empty_tiles_are_not_read(self, by, row):
-    case, _ = _expected("W08 rows that begin at a later tile")
+    case, _ = expected("W08 rows that begin at a later tile")
     q, k, v = case.inputs
     kinds = case.mask.block_mask(1024, 1024, 128, 128).kinds
-    poisoned = _attend_case(by, case, (q, *poison_unread_keys(k, v, kinds, 128, row)))
+    poisoned = attend_case(by, case, (q, *poison_unread_keys(k, v, kinds, 128, row)))
     rows = slice(row * 128, (row + 1) * 128)
     assert np.isnan(poisoned).any()  # other rows read those keys
-    np.testing.assert_array_equal(poisoned[:, rows], _attend_case(by, case)[:, rows])
+    np.testing.assert_array_equal(poisoned[:, rows], attend_case(by, case)[:, rows])
 
   def test_nan_in_a_query_stays_in_its_row_and_head(self, run):
-    case, _ = _expected("W08 rows that begin at a later tile")
+    case, _ = expected("W08 rows that begin at a later tile")
     q, k, v = case.inputs
-    out = _attend_case(run, case)
-    poisoned = np.asarray(_attend_case(run, case, (q.at[0, 200, 1].set(jnp.nan), k, v)))
+    out = attend_case(run, case)
+    poisoned = np.asarray(attend_case(run, case, (q.at[0, 200, 1].set(jnp.nan), k, v)))
     assert np.isnan(poisoned[0, 200, 1]).all()
     poisoned = poisoned.copy()
     poisoned[0, 200, 1] = out[0, 200, 1]
@@ -211,21 +154,21 @@ class TestEquivalentMasks:
     )
 
   def test_hole_in_a_tile_that_prints_like_another_counts_k03(self):
-    case, (want, _) = _expected("K03 partial tiles that print alike")
+    case, (want, _) = expected("K03 partial tiles that print alike")
     ignored = case.dense.copy()
     ignored[128:] = ignored[:128]
     other, _ = oracle(*case.inputs, ignored)
     assert np.abs(want - other)[0, 192].max() > 1e-3  # far beyond the tolerance of the case
 
-  def test_masks_of_equal_bytes_do_not_share_a_program_k01(self, run):
+  def test_masks_of_equal_bytes_do_not_share_a_program_k01(self):
     for q_len, kv_len in ((128, 256), (256, 128)):
       q, k, v = draw(1, q_len, kv_len)
-      out = attend(run, q, k, v, masks.from_array(np.zeros((q_len, kv_len), bool)))
+      out = attend("xla", q, k, v, masks.from_array(np.zeros((q_len, kv_len), bool)))
       np.testing.assert_array_equal(out, jnp.zeros_like(q))
     q, k, v = draw(1, 1)
     for dtype, weight in ((np.int8, 0), (np.uint8, 1), (np.int8, 0)):
       mask = masks.document(np.frombuffer(b"\xc8", dtype))
-      np.testing.assert_array_equal(attend(run, q, k, v, mask), weight * v)
+      np.testing.assert_array_equal(attend("xla", q, k, v, mask), weight * v)
 
 
 class TestCache:
@@ -242,9 +185,9 @@ class TestCache:
     assert np.abs(window - causal).max() > 0.1
 
   def test_jitted_calls_equal_eager_ones(self, run):
-    case, _ = _expected("L01 512 tokens")
-    jitted = jax.jit(lambda q, k, v: _attend_case(run, case, (q, k, v), return_lse=True))
-    for a, b in zip(jitted(*case.inputs), _attend_case(run, case, return_lse=True), strict=True):
+    case, _ = expected("L01 512 tokens")
+    jitted = jax.jit(lambda q, k, v: attend_case(run, case, (q, k, v), return_lse=True))
+    for a, b in zip(jitted(*case.inputs), attend_case(run, case, return_lse=True), strict=True):
       np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
@@ -261,9 +204,9 @@ class TestHeads:
 class TestModes:
   def test_interpreters_and_repeated_runs_have_the_same_bits_l04(self):
     for name in ("packed documents per example, grouped heads", "array mask per head"):
-      case, _ = _expected(name)
+      case, _ = expected(name)
       outs = [
-        _attend_case(by, case, return_lse=True)
+        attend_case(by, case, return_lse=True)
         for by in ("pallas", "pallas, emulated", "pallas, emulated", "pallas")
       ]
       for out, lse in outs[1:]:
@@ -280,11 +223,11 @@ class TestModes:
     for a, b in zip(got, want, strict=True):
       np.testing.assert_array_equal(a, b)
 
-  def test_default_matmul_precision_does_not_count_r07(self, run):
+  def test_default_matmul_precision_does_not_count_r07(self):
     q, k, v = draw(98, 256, dtype="bfloat16")
-    want = attend(run, q, k, v, masks.causal())
+    want = attend("pallas", q, k, v, masks.causal())
     with jax.default_matmul_precision("highest"):
-      np.testing.assert_array_equal(attend(run, q, k, v, masks.causal()), want)
+      np.testing.assert_array_equal(attend("pallas", q, k, v, masks.causal()), want)
 
 
 class TestCall:

@@ -92,3 +92,19 @@ def test_imports_have_no_cycle():
     for module in ready:
       del loaded[module]
   assert not loaded
+
+
+def test_kernels_do_not_write_to_prefetched_scalars_l04():
+  """The interpreter goes wrong on it, and SMEM is shared by all steps."""
+  prefetched = {"prefetched", "schedule"}  # what all kernels call them
+  used = set()
+  for module in _of("blockattn._kernels", *FILES):
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+      if isinstance(node, ast.Subscript):
+        base = node.value
+        while isinstance(base, ast.Subscript | ast.Attribute):
+          base = base.value
+        if isinstance(base, ast.Name) and base.id in prefetched:
+          used.add(module.rpartition(".")[2])
+          assert isinstance(node.ctx, ast.Load), module
+  assert used >= {"attention_forward", "attention_backward", "dsd", "sdd", "masked_matmul"}
