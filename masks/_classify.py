@@ -192,48 +192,27 @@ def _evaluate(mask: Mask, grid: TileGrid, tiles: TileRuns) -> tuple[TileRuns, Ti
 
 def _tiles_of_spans(spans: Spans, grid: TileGrid) -> tuple[TileRuns, TileRuns]:
   """Tiles that some query's intervals touch, and tiles that every query's intervals contain."""
-  shape = (*grid.lead, spans.count, grid.q_len)
-  lo, hi = (np.broadcast_to(x, shape) for x in (spans.lo, spans.hi))
-  touched = (lo // np.int32(grid.block_kv), np.where(lo < hi, _ceil_div(hi, grid.block_kv), 0))
+  # Segments that no border of tile rows cuts: an interval moves by at most one per query, so that the union
+  # of a segment's intervals goes from the first lo to the last hi, and their intersection the other way.
+  start = np.union1d(spans.start, np.arange(grid.rows) * grid.block_q)
+  spans = spans.cut(start)
+  first, last = spans.bounds, spans.ends()
+  tile_row = start // grid.block_q
+  touched = (first[0] // grid.block_kv, np.where(first[0] < first[1], _ceil_div(last[1], grid.block_kv), 0))
   # A ragged last tile counts as contained here; `classify` takes it out of the full ones.
-  inside_hi = np.where(hi == grid.kv_len, np.int32(grid.cols), hi // np.int32(grid.block_kv))
-  contained = (_ceil_div(lo, grid.block_kv), inside_hi)
-  tile_row = np.arange(grid.q_len, dtype=np.int64) // grid.block_q
-  hit = _union_over_rows(*touched, tile_row, grid)
-  fill = _intersection_over_rows(*contained, tile_row, grid)
-  return hit, fill
+  inside_stop = np.where(first[1] == grid.kv_len, grid.cols, first[1] // grid.block_kv)
+  contained = (_ceil_div(last[0], grid.block_kv), inside_stop)
+  need = np.tile(np.maximum(np.bincount(tile_row, minlength=grid.rows), 1), grid.groups)
+  return _covered(*touched, tile_row, 1, grid), _covered(*contained, tile_row, need, grid)
+
+
+def _covered(start, stop, tile_row, need, grid: TileGrid) -> TileRuns:
+  """Tiles that enough of the runs [batch, heads, n, segments] of their tile row cover."""
+  shape = (*grid.lead, *start.shape[2:])
+  groups = np.arange(grid.groups).reshape(*grid.lead, 1, 1) * grid.rows
+  row, start, stop = (np.broadcast_to(x, shape).ravel() for x in (groups + tile_row, start, stop))
+  return _tile_runs.covered(row, start, stop, need, grid.all_rows, grid.cols)
 
 
 def _ceil_div(x, block: int):
-  return -(-x // np.int32(block))
-
-
-def _changes(start, stop, tile_row) -> np.ndarray:
-  """Queries whose intervals differ from those of the query before, per [batch, heads, q_len]."""
-  change = np.ones((*start.shape[:2], start.shape[-1]), bool)
-  change[..., 1:] = tile_row[1:] != tile_row[:-1]
-  for x in (start, stop):
-    change[..., 1:] |= (x[..., 1:] != x[..., :-1]).any(axis=2)
-  return change
-
-
-def _distinct(start, stop, tile_row, grid: TileGrid):
-  """One entry per distinct run of equal queries in a tile row: rows [m], start and stop [n, m]."""
-  change = _changes(start, stop, tile_row)
-  batch, head, query = np.nonzero(change)
-  row = (batch * grid.lead[1] + head) * grid.rows + tile_row[query]
-  pick = (start[batch, head, :, query].T, stop[batch, head, :, query].T)
-  return row, *pick
-
-
-def _union_over_rows(start, stop, tile_row, grid: TileGrid) -> TileRuns:
-  row, start, stop = _distinct(start, stop, tile_row, grid)
-  rows = np.broadcast_to(row, start.shape)
-  return _tile_runs.covered(rows.ravel(), start.ravel(), stop.ravel(), 1, grid.all_rows, grid.cols)
-
-
-def _intersection_over_rows(start, stop, tile_row, grid: TileGrid) -> TileRuns:
-  row, start, stop = _distinct(start, stop, tile_row, grid)
-  need = np.maximum(np.bincount(row, minlength=grid.all_rows), 1)
-  rows = np.broadcast_to(row, start.shape)
-  return _tile_runs.covered(rows.ravel(), start.ravel(), stop.ravel(), need, grid.all_rows, grid.cols)
+  return -(-x // block)

@@ -98,43 +98,17 @@ class HostBlockMask(BlockMask):
 
   @functools.cached_property
   def schedule(self) -> Schedule:
-    row, start, stop, kinds = self._runs
-    return Schedule.build(row, start, stop, kinds, self.grid.all_rows)
+    return _schedule(self.partial, self.full)
 
   @functools.cached_property
   def column_schedule(self) -> Schedule:
-    tiles = [
-      np.stack([*runs.tile_indices(), np.full(runs.num_tiles, kind)])
-      for runs, kind in ((self.partial, TileKind.PARTIAL), (self.full, TileKind.FULL))
-    ]
-    row, col, kinds = np.concatenate(tiles, axis=1)
-    group, row = np.divmod(row, max(self.grid.rows, 1))
-    outer = group * self.grid.cols + col
-    order = np.lexsort((row, outer))
-    outer, row, kinds = outer[order], row[order], kinds[order]
-    new = np.ones(len(row), bool)
-    new[1:] = (np.diff(outer) != 0) | (np.diff(row) != 1) | (np.diff(kinds) != 0)
-    begin = np.flatnonzero(new)
-    stop = row[begin] + np.diff(np.append(begin, len(row)))
-    num_outer = self.grid.groups * self.grid.cols
-    return Schedule.build(outer[begin], row[begin], stop, kinds[begin], num_outer)
+    return _schedule(*(tiles.transposed(self.grid.groups) for tiles in (self.partial, self.full)))
 
   def stats(self) -> MaskStats:
     return MaskStats.of(self)
 
   def __str__(self):
     return _draw.text(self)
-
-  @functools.cached_property
-  def _runs(self):
-    """Runs of active tiles with one kind, in row order: (row, start, stop, kind)."""
-    pairs = ((self.partial, TileKind.PARTIAL), (self.full, TileKind.FULL))
-    row, start, stop = (
-      np.concatenate([getattr(runs, name) for runs, _ in pairs]) for name in ("row", "start", "stop")
-    )
-    kinds = np.concatenate([np.full(len(runs.row), kind) for runs, kind in pairs])
-    order = np.lexsort((start, row))
-    return row[order], start[order], stop[order], kinds[order]
 
   @functools.cached_property
   def _next_active(self) -> tuple[np.ndarray, np.ndarray]:
@@ -161,6 +135,16 @@ class HostBlockMask(BlockMask):
 
   def _with_lead(self, tiles: np.ndarray) -> np.ndarray:
     return squeeze_lead(tiles.reshape(*self.lead, self.grid.rows, self.grid.cols))
+
+
+def _schedule(partial: TileRuns, full: TileRuns) -> Schedule:
+  """The runs of active tiles with one kind, by output tile."""
+  row, start, stop = (
+    np.concatenate([getattr(runs, name) for runs in (partial, full)]) for name in ("row", "start", "stop")
+  )
+  kinds = np.repeat([TileKind.PARTIAL, TileKind.FULL], [len(partial.row), len(full.row)])
+  order = np.lexsort((start, row))
+  return Schedule.build(row[order], start[order], stop[order], kinds[order], partial.num_rows)
 
 
 def _next_value(values: np.ndarray, wanted: np.ndarray, grid: TileGrid) -> np.ndarray:

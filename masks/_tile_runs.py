@@ -51,6 +51,27 @@ class TileRuns:
     """Tiles of this set that are not in the other."""
     return self & ~other
 
+  def transposed(self, groups: int) -> "TileRuns":
+    """The set by columns: the columns of each of `groups` equal parts of the rows stand below each other.
+
+    A run along a column begins at a tile whose upper neighbour is not in the set, and ends below one whose
+    lower neighbour is not; so this takes time in the number of runs, not of tiles.
+    """
+    rows = self.num_rows // max(groups, 1)
+    # One more row per group, in which runs that reach the last one end.
+    row = self.row + self.row // max(rows, 1)
+    above = TileRuns(row, self.start, self.stop, groups * (rows + 1), self.num_cols)
+    below = dataclasses.replace(above, row=row + 1)
+    first, stop = (edges._column_keys(rows + 1) for edges in (above - below, below - above))
+    outer, start = np.divmod(first, rows + 1)
+    return TileRuns(outer, start, stop - outer * (rows + 1), groups * self.num_cols, rows)
+
+  def _column_keys(self, rows: int) -> np.ndarray:
+    """Sorted keys of all tiles, by group, column and row."""
+    row, col = self.tile_indices()
+    group, row = np.divmod(row, rows)
+    return np.sort((group * self.num_cols + col) * rows + row)
+
   def tile_indices(self) -> tuple[np.ndarray, np.ndarray]:
     """(row, column) of every tile in row order, int64."""
     lengths = self.stop - self.start
@@ -104,12 +125,6 @@ def covered(row, start, stop, need, num_rows: int, num_cols: int) -> TileRuns:
   enough = depth >= np.broadcast_to(need, (num_rows,))[edges // (num_cols + 1)]
   before = np.concatenate([[False], enough[:-1]])[: len(enough)]
   return result._from_keys(edges[enough & ~before], edges[~enough & before])
-
-
-def from_dense(tiles) -> TileRuns:
-  """The set of the True entries of a [num_rows, num_cols] map."""
-  row, col = np.nonzero(tiles)
-  return covered(row, col, col + 1, 1, *tiles.shape)
 
 
 def _combine(a: TileRuns, b: TileRuns, need: int) -> TileRuns:

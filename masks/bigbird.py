@@ -59,11 +59,8 @@ class BigBird(Positional):
 
   def _all_spans(self, q_len: int, kv_len: int) -> _spans.Spans:
     """The allowed keys of each query, however many intervals that takes."""
-    row = (np.arange(q_len) + self.q_start) // self.block_size
-    rows = np.arange(row[0], row[-1] + 1) if q_len else row
-    blocks = _spans.from_intervals(*(x[None, None] for x in self._intervals(rows)), kv_len)
-    token = row - rows[:1]
-    return _spans.Spans(blocks.lo[..., token], blocks.hi[..., token], kv_len)
+    start, rows = _spans.block_starts(q_len, self.q_start, self.block_size)
+    return _spans.from_intervals(start, *(x[None, None] for x in self._intervals(rows)), q_len, kv_len)
 
   def _tiles(self, grid: TileGrid) -> tuple[TileRuns, TileRuns]:
     start, stop = (x + self.q_start for x in _group_tiles.token_ranges(grid.q_len, grid.block_q))

@@ -36,9 +36,8 @@ class Blocks(Bounded):
     return dataclasses.replace(self, map=FrozenArray(one))
 
   def spans(self, q_len, kv_len):
-    row = (np.arange(q_len) + self.q_start) // self.block_shape[0]
-    first = int(row.min(initial=0))
-    maps = self.map.array[:, :, first : int(row.max(initial=-1)) + 1]
+    start, row = _spans.block_starts(q_len, self.q_start, self.block_shape[0])
+    maps = self.map.array[:, :, row]
     runs = _group_tiles.from_map(maps.reshape(-1, maps.shape[-1]))
     per_row = np.bincount(runs.row, minlength=runs.num_rows)
     count = int(per_row.max(initial=1))
@@ -49,8 +48,7 @@ class Blocks(Bounded):
     ends[:, runs.row, nth] = runs.start, runs.stop
     ends = ends * self.block_shape[1] - self.kv_start
     by_row = ends.reshape(2, *maps.shape[:3], count).swapaxes(-1, -2)
-    blocks = _spans.from_intervals(*by_row, kv_len)
-    return _spans.Spans(blocks.lo[..., row - first], blocks.hi[..., row - first], kv_len)
+    return _spans.from_intervals(start, *by_row, q_len, kv_len)
 
   def tile_bounds(self, grid):
     return _group_tiles.exact(grid, self.lead, lambda batch, head: self._tiles(batch, head, grid))

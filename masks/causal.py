@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import numpy as np
-
 from masks import _checks, _spans
 from masks._mask import Mask
 
@@ -16,8 +14,7 @@ class Full(Mask):
     return (q_idx >= 0) & (kv_idx >= 0)
 
   def spans(self, q_len, kv_len):
-    hi = np.full((1, 1, q_len), kv_len, np.int64)
-    return _spans.from_bounds(0 * hi, hi, kv_len)
+    return _spans.from_bounds(_spans.all_queries(q_len), 0, kv_len, q_len, kv_len)
 
   def __repr__(self):
     return "full()"
@@ -33,8 +30,8 @@ class Causal(Mask):
     return kv_idx - q_idx <= self.offset
 
   def spans(self, q_len, kv_len):
-    hi = np.arange(q_len, dtype=np.int64)[None, None] + self.offset + 1
-    return _spans.from_bounds(0 * hi, hi, kv_len)
+    start = _spans.all_queries(q_len)
+    return _spans.from_bounds(start, 0, self.offset + 1, q_len, kv_len, steps=(0, 1))
 
   def __repr__(self):
     return f"causal(offset={self.offset})" if self.offset else "causal()"

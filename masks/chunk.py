@@ -19,8 +19,8 @@ class Chunk(Positional):
     return (q_idx + self.q_start) // self.size == (kv_idx + self.kv_start) // self.size
 
   def spans(self, q_len, kv_len):
-    lo = _chunk_starts(self, q_len)
-    return _spans.from_bounds(lo, lo + self.size, kv_len)
+    start, lo = _chunks(self, q_len)
+    return _spans.from_bounds(start, lo, lo + self.size, q_len, kv_len)
 
   def builder(self):
     return f"chunk({self.size})"
@@ -36,17 +36,17 @@ class BlockCausal(Positional):
     return (kv_idx + self.kv_start) // self.size <= (q_idx + self.q_start) // self.size
 
   def spans(self, q_len, kv_len):
-    hi = _chunk_starts(self, q_len) + self.size
-    return _spans.from_bounds(np.zeros_like(hi), hi, kv_len)
+    start, first_key = _chunks(self, q_len)
+    return _spans.from_bounds(start, 0, first_key + self.size, q_len, kv_len)
 
   def builder(self):
     return f"block_causal({self.size})"
 
 
-def _chunk_starts(mask: Chunk | BlockCausal, q_len: int) -> np.ndarray:
-  """For each query, the first key index of its own chunk, int64 [1, 1, q_len]."""
-  q_pos = np.arange(q_len, dtype=np.int64)[None, None] + mask.q_start
-  return q_pos // mask.size * mask.size - mask.kv_start
+def _chunks(mask: Chunk | BlockCausal, q_len: int) -> tuple[np.ndarray, np.ndarray]:
+  """First query of each chunk, and the first key index of its chunk, int64."""
+  start, number = _spans.block_starts(q_len, mask.q_start, mask.size)
+  return start, number * mask.size - mask.kv_start
 
 
 def chunk(size: int) -> Mask:

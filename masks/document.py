@@ -1,6 +1,7 @@
 """Documents: queries see the keys of their own document."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
@@ -42,16 +43,13 @@ class Document(Mask):
   def spans(self, q_len, kv_len):
     if self.is_traced:
       return None
-    pairs = list(zip(self.q_ids.array, self.kv_ids.array, strict=True))
-    per_example = [x for x in (_id_intervals(q, kv) for q, kv in pairs) if x is not None]
-    if len(per_example) < len(pairs):
-      return None
-    count = max((len(lo) for lo, _ in per_example), default=1)
-    pad = [[(0, count - len(lo)), (0, 0)] for lo, _ in per_example]
-    lo, hi = (
-      np.stack([np.pad(x[k], p) for x, p in zip(per_example, pad, strict=True)])[:, None] for k in (0, 1)
-    )
-    return _spans.from_intervals(lo, hi, kv_len)
+    return self._spans
+
+  @functools.cached_property
+  def _spans(self) -> _spans.Spans | None:
+    pairs = zip(self.q_ids.array, self.kv_ids.array, strict=True)
+    examples = [x for x in (_id_spans(q, kv) for q, kv in pairs) if x is not None]
+    return _spans.stack(examples, axis=0) if len(examples) == self.lead[0] else None
 
   def tile_bounds(self, grid):
     if self.is_traced or self.spans(grid.q_len, grid.kv_len) is not None:
@@ -165,15 +163,15 @@ def document_from_lengths(lengths, total: int | None = None) -> Mask:
 
 def _id_runs(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """(id, start, stop) of each run of equal ids, without padding, ordered by id and then position."""
-  start = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])[: len(ids)])
+  start = _spans.changes(ids[None])
   stop = np.append(start[1:], len(ids))[: len(start)]
   order = np.argsort(ids[start], kind="stable")
   order = order[ids[start][order] >= 0]
   return ids[start][order], start[order], stop[order]
 
 
-def _id_intervals(q_ids, kv_ids) -> tuple[np.ndarray, np.ndarray] | None:
-  """Intervals of keys with the id of each query, [n, queries]; None if an id has too many runs."""
+def _id_spans(q_ids, kv_ids) -> _spans.Spans | None:
+  """The keys with the id of each query; None if an id has too many runs."""
   run_id, run_start, run_stop = _id_runs(kv_ids)
   known, first, runs = np.unique(run_id, return_index=True, return_counts=True)
   count = int(runs.max(initial=1))
@@ -183,14 +181,13 @@ def _id_intervals(q_ids, kv_ids) -> tuple[np.ndarray, np.ndarray] | None:
   entry = np.repeat(np.arange(len(known)), runs)
   nth = np.arange(len(run_id)) - np.repeat(first, runs)
   table[0, entry, nth], table[1, entry, nth] = run_start, run_stop
-  edges = np.append(True, q_ids[1:] != q_ids[:-1])[: len(q_ids)]
-  values = q_ids[edges]
+  start = _spans.changes(q_ids[None])
+  values = q_ids[start]
   where = np.searchsorted(known, values)
   found = (where < len(known)) & (np.append(known, 0)[where] == values) & (values >= 0)
   which = np.where(found, where, len(known))
-  repeats = np.diff(np.append(np.flatnonzero(edges), len(q_ids)))
-  lo, hi = (np.repeat(t[which].T, repeats, axis=1) for t in table)
-  return lo, hi
+  lo, hi = (t[which].T[None, None] for t in table)
+  return _spans.from_intervals(start, lo, hi, len(q_ids), len(kv_ids))
 
 
 def _id_tiles(q_ids, kv_ids, grid):

@@ -53,9 +53,10 @@ class GlobalTokens(FixedLengths):
     ends = np.zeros((2, len(runs), 1, max(count, 1), 1), np.int64)
     for batch, run in enumerate(runs):
       ends[:, batch, 0, : len(run.start), 0] = run.start, run.stop
-    everywhere = self.q_global.array[:, None, None]
+    start = _spans.changes(self.q_global.array)
+    everywhere = self.q_global.array[:, None, None, start]
     lo, hi = np.where(everywhere, 0, ends[0]), np.where(everywhere, kv_len, ends[1])
-    return _spans.from_intervals(lo, hi, kv_len)
+    return _spans.from_intervals(start, lo, hi, q_len, kv_len)
 
   def tile_bounds(self, grid):
     return _group_tiles.exact(grid, self.lead, lambda batch, head: self._tiles(batch, grid))

@@ -67,7 +67,7 @@ class PerHead(Mask):
     spans = {mask: mask.spans(q_len, kv_len) for mask in self._distinct}
     if any(x is None for x in spans.values()):
       return None
-    return _stacked_spans([typing.cast(Spans, spans[mask]) for mask in self.heads])
+    return _spans.stack([typing.cast(Spans, spans[mask]) for mask in self.heads], axis=1)
 
   def tile_bounds(self, grid):
     one_head = dataclasses.replace(grid, lead=(grid.lead[0], 1))
@@ -93,8 +93,8 @@ class PerHead(Mask):
       return None
     parts = []
     if with_spans:
-      nothing = _spans.from_bounds(*np.zeros((2, 1, 1, q_len), np.int32), kv_len)
-      parts.append(_tile_rule.from_spans(_stacked_spans([spans[m] or nothing for m in self.heads])))
+      nothing = _spans.from_bounds(_spans.all_queries(q_len), 0, 0, q_len, kv_len)
+      parts.append(_tile_rule.from_spans(_spans.stack([spans[m] or nothing for m in self.heads], axis=1)))
     for kind in kinds:
       own = {mask: rule for mask, rule in rules.items() if rule is not None and rule.test == kind}
       parts.append(_gated(kind, [own.get(mask) for mask in self.heads]))
@@ -157,19 +157,6 @@ def per_head(heads) -> Mask:
   if len(batches) > 1:
     raise ValueError(f"`heads` must agree in the batch size or have 1, got {sorted(batches)}.")
   return PerHead(heads)
-
-
-def _stacked_spans(heads: list[Spans]) -> Spans:
-  """The spans of all heads, those with fewer intervals filled up with empty ones."""
-  batch, count = (max(x.lo.shape[axis] for x in heads) for axis in (0, 2))
-  if len({id(x) for x in heads}) == 1:  # A view, so that equal heads take no memory.
-    shape = (batch, len(heads), *heads[0].lo.shape[2:])
-    return Spans(*(np.broadcast_to(x, shape) for x in (heads[0].lo, heads[0].hi)), heads[0].kv_len)
-  q_len, kv_len = heads[0].lo.shape[-1], heads[0].kv_len
-  stacked = np.full((2, batch, len(heads), count, q_len), kv_len, np.int32)
-  for n, spans in enumerate(heads):
-    stacked[:, :, n, : spans.count] = spans.lo[:, 0], spans.hi[:, 0]
-  return Spans(*stacked, kv_len)
 
 
 def _interleaved(heads: list[TileRuns], rows: int) -> TileRuns:

@@ -29,8 +29,8 @@ class _KeyLimit(Mask):
   def spans(self, q_len, kv_len):
     if self.is_traced:
       return None
-    hi = np.broadcast_to(self.limits.array[:, None, None], (self.limits.array.size, 1, q_len))
-    return _spans.from_bounds(np.zeros_like(hi), hi, kv_len)
+    hi = self.limits.array[:, None, None]
+    return _spans.from_bounds(_spans.all_queries(q_len), 0, hi, q_len, kv_len)
 
   def device_bounds(self, grid):
     return _device_bounds.of_key_limits(self.limits.array, grid)

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import numpy as np
-
 from masks import _checks, _spans
 from masks._mask import Mask
 
@@ -26,10 +24,10 @@ class Local(Mask):
     return (ahead >= -self.left) & (ahead <= self.right)
 
   def spans(self, q_len, kv_len):
-    i = np.arange(q_len, dtype=np.int64)[None, None]
-    lo = 0 * i if self.left is None else i - self.left
-    hi = 0 * i + kv_len if self.right is None else i + self.right + 1
-    return _spans.from_bounds(lo, hi, kv_len)
+    lo, lo_step = (0, 0) if self.left is None else (-self.left, 1)
+    hi, hi_step = (kv_len, 0) if self.right is None else (self.right + 1, 1)
+    start = _spans.all_queries(q_len)
+    return _spans.from_bounds(start, lo, hi, q_len, kv_len, steps=(lo_step, hi_step))
 
   def __repr__(self):
     if self.right == 0 and self.left is not None:
