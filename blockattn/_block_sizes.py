@@ -65,10 +65,27 @@ class KernelTiling:
   lookahead: int
   vmem_limit_bytes: int | None
 
+  @property
+  def strips(self) -> int:
+    """Sub-tiles along the queries of a tile."""
+    return self.block_q // self.sub_q
+
+  @property
+  def width(self) -> int:
+    """Sub-tiles along the keys of a tile."""
+    return self.block_kv // self.sub_kv
+
+  @property
+  def cells(self) -> int:
+    """Cells into which the forward kernel cuts the queries of a sub-tile where a mask leaves some out."""
+    return 2 if self.sub_q % (2 * _limits.LANES) == 0 else 1
+
 
 # Predicted by the compiled schedule on v6e, D = 128: sub-tiles of 512 x 256 with two score matmuls in flight.
 _TPU_BLOCK = 1024
 _SUB_Q, _SUB_KV, _LOOKAHEAD = 512, 256, 2
+# Of K and V, twice of which a step of the forward kernel has in VMEM; 8,192 keys in bfloat16 and D = 128.
+_CHUNK_BYTES = 4 * 2**20
 # On CPU, narrow tiles keep scores in cache (benchmarks/RESULTS.md).
 _XLA_BLOCK = 256
 
@@ -125,6 +142,21 @@ def kernel_tiling(sizes: BlockSizes, compiled: bool) -> KernelTiling:
           f"Use {nearest}, or leave it None."
         )
   return KernelTiling(block_q, block_kv, sub_q, sub_kv, lookahead=_LOOKAHEAD, vmem_limit_bytes=None)
+
+
+def keys_per_step(tiling: KernelTiling, kv_len: int, key_bytes: int) -> int:
+  """Keys that a grid step of the forward kernel holds in VMEM.
+
+  Args:
+    tiling: The sizes of the kernel.
+    kv_len: Number of keys.
+    key_bytes: Bytes of VMEM per key: of K, V and the numbers that masks take.
+
+  Returns:
+    A multiple of block_kv; all keys if they fit.
+  """
+  tiles = max(1, _CHUNK_BYTES // (key_bytes * tiling.block_kv))
+  return min(tiles, -(-kv_len // tiling.block_kv)) * tiling.block_kv
 
 
 def _largest_divisor(block: int, most: int) -> int:

@@ -10,12 +10,16 @@ import jax
 import jax.numpy as jnp
 
 from blockattn import _compat
-from blockattn._block_sizes import KernelTiling
+from blockattn._block_sizes import KernelTiling, keys_per_step
 from blockattn._kernels import attention_backward, attention_forward, packed_steps
 from blockattn._kernels.attention_tiles import KernelConfig, TileInputs
+from blockattn._kernels.packed_steps import StepLayout
+from blockattn._kernels.work_items import ItemLayout, WorkItems
 from blockattn._mask_operands import MaskOperands
 from blockattn._options import AttentionOptions
+from blockattn._work_list import list_work
 from masks import BlockMask
+from masks._schedule import DeviceSchedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,10 @@ class PallasTpu:
 
   def forward(self, q, k, v, sinks, block_mask: BlockMask):
     """See `Implementation`."""
-    return _forward(self, q, k, v, sinks, MaskOperands.by_row(block_mask))
+    fine = _cells(block_mask, self.tiling)
+    step_kv = keys_per_step(self.tiling, k.shape[1], _key_bytes(k, v, fine))
+    steps, items, work = list_work(fine, self.tiling, step_kv)
+    return _forward(self, steps, items, step_kv, q, k, v, sinks, MaskOperands.by_row(fine), work)
 
   def backward(self, q, k, v, dout, lse, delta, block_mask: BlockMask):
     """See `Implementation`."""
@@ -42,12 +49,43 @@ class PallasTpu:
     return _backward(self, q, k, v, dout, lse, delta, *operands)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _forward(self: PallasTpu, q, k, v, sinks, by_row: MaskOperands):
-  inputs = _inputs(q, k, v, by_row, sinks=None if sinks is None else sinks[:, None])
-  config, steps = _launch(self, inputs, by_row)
-  out, lse = attention_forward.attention_forward(inputs, steps, config)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _forward(
+  self: PallasTpu,
+  steps: StepLayout,
+  items: ItemLayout,
+  step_kv: int,
+  q,
+  k,
+  v,
+  sinks,
+  operands,
+  work: WorkItems,
+):
+  inputs = _inputs(q, k, v, operands, sinks=None if sinks is None else sinks[:, None])
+  config = _config(self, inputs, operands, steps, step_kv)
+  out, lse = attention_forward.attention_forward(inputs, work, items, config)
   return _tokens_first(out), lse[:, :, 0]
+
+
+def _cells(block_mask: BlockMask, tiling: KernelTiling) -> BlockMask:
+  """The mask in cells of the kernel's sub-tiles; as it is where tiles are stored."""
+  if block_mask.tile_rule is None:
+    return block_mask
+  capacity = None
+  if isinstance(block_mask.schedule, DeviceSchedule):
+    capacity = block_mask.schedule.capacity * tiling.strips * tiling.width
+  q_size = tiling.sub_q if capacity else tiling.sub_q // tiling.cells
+  return block_mask.mask.block_mask(
+    block_mask.q_len, block_mask.kv_len, q_size, tiling.sub_kv, capacity=capacity
+  )
+
+
+def _key_bytes(k, v, block_mask: BlockMask) -> int:
+  rule = block_mask.tile_rule
+  # The numbers of a key take a row of 128 lanes of 4 bytes.
+  tokens = 512 if rule is not None and rule.kv_tokens.shape[2] else 0
+  return (k.shape[3] + v.shape[3]) * k.dtype.itemsize + tokens
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -81,10 +119,13 @@ def _inputs(q, k, v, operands: MaskOperands, **extra) -> TileInputs:
 
 def _launch(self: PallasTpu, inputs: TileInputs, operands: MaskOperands):
   """Static choices and packed steps of a launch."""
-  layout = packed_steps.StepLayout(
-    operands.lead, operands.rows, operands.cols, by_column=operands.is_by_column
-  )
-  config = KernelConfig(
+  layout = StepLayout(operands.lead, operands.rows, operands.cols, by_column=operands.is_by_column)
+  config = _config(self, inputs, operands, layout, self.tiling.block_kv)
+  return config, packed_steps.pack_schedule(operands.schedule, layout, operands.tile_ids)
+
+
+def _config(self: PallasTpu, inputs: TileInputs, operands: MaskOperands, layout: StepLayout, step_kv: int):
+  return KernelConfig(
     tiling=self.tiling,
     options=self.options,
     test=operands.test,
@@ -93,8 +134,8 @@ def _launch(self: PallasTpu, inputs: TileInputs, operands: MaskOperands):
     kv_len=inputs.k.shape[2],
     group=inputs.q.shape[1] // inputs.k.shape[1],
     interpret=self.interpret,
+    step_kv=step_kv,
   )
-  return config, packed_steps.pack_schedule(operands.schedule, layout, operands.tile_ids)
 
 
 def _heads_first(x):

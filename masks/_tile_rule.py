@@ -72,14 +72,25 @@ class SpanTest:
     del q_idx, kv_tokens
     numbers = iter(q_tokens)
     inside = []
-    for lower, upper in self.bounds:
-      tests = []
-      if lower:
-        tests.append(kv_idx >= next(numbers))
-      if upper:
-        tests.append(kv_idx < next(numbers))
-      inside.append(functools.reduce(lambda a, b: a & b, tests) if tests else kv_idx >= 0)
+    for has_lower, has_upper in self.bounds:
+      lower = next(numbers) if has_lower else None
+      upper = next(numbers) if has_upper else None
+      if lower is not None and upper is not None:
+        # One comparison for both: below the lower bound, the unsigned difference is huge.
+        inside.append(_unsigned(kv_idx - lower) < _unsigned(_maximum(upper - lower, 0)))
+      elif lower is not None:
+        inside.append(kv_idx >= lower)
+      else:
+        inside.append(kv_idx >= 0 if upper is None else kv_idx < upper)
     return functools.reduce(lambda a, b: a | b, inside)
+
+
+def _unsigned(x):
+  return x.astype(np.uint32) if isinstance(x, np.ndarray) else jax.lax.bitcast_convert_type(x, np.uint32)
+
+
+def _maximum(x, least: int):
+  return np.maximum(x, least) if isinstance(x, np.ndarray) else jax.numpy.maximum(x, least)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -241,34 +241,31 @@ class TestBlockSizes:
 
 
 class TestCapacity:
-  def test_schedule_beyond_scalar_memory_names_the_bytes(self):
-    q = _array(1, 2**17, 1, 8, dtype=jnp.bfloat16)
+  def test_work_beyond_scalar_memory_names_the_bytes(self):
+    mask = masks.from_blocks(np.indices((1024, 1024)).sum(axis=0) % 2 == 0, (128, 128))
     message = (
-      "The prefetched scalars of a kernel must fit into 1032192 bytes of SMEM, got 1048576 active tiles that need "
-      "4194304 bytes. Use larger block_q and block_kv."
+      "The prefetched scalars of a kernel must fit into 1032192 bytes of SMEM, got 2048 grid steps and 524289 "
+      "items that need 4210700 bytes. Use larger block_q and block_kv."
     )
     with pytest.raises(ValueError, match=re.escape(message)):
-      jax.eval_shape(
-        lambda q: block_sparse_attention(
-          q, q, q, masks.full(), implementation="pallas_tpu", block_sizes=BlockSizes(128, 128)
-        ),
-        q,
-      )
+      _trace(_attend(mask, BlockSizes(128, 128)), 2**17)
 
-  def test_schedule_beyond_a_word_names_the_fields(self):
-    q = _array(4, 2**16, 1, 8)
-    mask = masks.document(np.zeros((4, 2**16), int)) & masks.sliding_window(2)
+  def test_step_beyond_a_word_names_the_fields(self):
     message = (
       "A step of the schedule must fit into 32 bits, got 34 for (examples, heads, output tiles, other tiles) = "
-      "(4, 1, 16384, 16384). Use larger block_q and block_kv."
+      "(1, 1, 32768, 32768). Use larger block_q and block_kv."
     )
+    gradient = jax.grad(lambda q: _attend(masks.sliding_window(2), BlockSizes(4, 4))(q).sum())
     with pytest.raises(ValueError, match=re.escape(message)):
-      jax.eval_shape(
-        lambda q: block_sparse_attention(
-          q, q, q, mask, implementation="pallas_tpu", block_sizes=BlockSizes(4, 4)
-        ),
-        q,
-      )
+      _trace(gradient, 2**17)
+
+
+def _attend(mask, block_sizes):
+  return lambda q: block_sparse_attention(q, q, q, mask, implementation="pallas_tpu", block_sizes=block_sizes)
+
+
+def _trace(fn, length):
+  jax.eval_shape(fn, _array(1, length, 1, 8))
 
 
 def test_rejections_hold_under_jit_at_trace_time():

@@ -151,7 +151,10 @@ def _for_each_kind(inputs: TileInputs, config: KernelConfig, fields, accumulate)
 
   @pl.when(fields.kind == TileKind.PARTIAL)
   def _partial():
-    mask = functools.partial(tiles.sub_tile_mask, inputs, config, fields)
+    if config.test is None:
+      mask = functools.partial(tiles.stored_mask, inputs.tiles)
+    else:
+      mask = functools.partial(tiles.computed_mask, inputs, config, fields)
     accumulate(mask, tiles.num_valid(config, fields))
 
 
@@ -159,14 +162,15 @@ def _weights_and_gradients(inputs: TileInputs, config: KernelConfig, mask):
   """Yields ((q_start, kv_start), P, dS) for each sub-tile, [sub_kv, sub_q] float32."""
   tiling, cap = config.tiling, config.options.logits_soft_cap
 
+  def rect(at):
+    return tiles.Rect(at[0], tiling.sub_q, at[1], tiling.sub_kv)
+
   def matmuls(at):
-    q_start, kv_start = at
-    dout = inputs.dout[pl.ds(q_start, tiling.sub_q), :]
-    v = inputs.v[pl.ds(kv_start, tiling.sub_kv), :]
-    return tiles.scores(inputs, config, q_start, kv_start), tiles.dot(v, dout, (1, 1))
+    dp = tiles.dot(inputs.v[rect(at).keys, :], inputs.dout[rect(at).queries, :], (1, 1))
+    return tiles.scores(inputs, config, rect(at)), dp
 
   for at, (scores, dp) in tiles.in_flight(matmuls, config.sub_tiles, tiling.lookahead):
-    queries = pl.ds(at[0], tiling.sub_q)
+    queries = rect(at).queries
     lse, delta = inputs.lse[:, queries], inputs.delta[:, queries]
     # A row without allowed key has lse -inf; +inf in its place makes every weight 0.
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2_E)
@@ -175,6 +179,6 @@ def _weights_and_gradients(inputs: TileInputs, config: KernelConfig, mask):
     if cap is not None:  # scores are tanh(x / cap), and the derivative of cap * tanh(x / cap) is 1 - tanh**2
       ds = ds * (1 - jnp.square(scores))
     if mask is not None:
-      allowed = mask(*at)
+      allowed = mask(rect(at))
       p, ds = jnp.where(allowed, p, 0), jnp.where(allowed, ds, 0)
     yield at, p, ds

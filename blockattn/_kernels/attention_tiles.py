@@ -36,6 +36,7 @@ class KernelConfig:
     kv_len: Number of keys.
     group: Query heads per key/value head.
     interpret: See `blockattn._compat`.
+    step_kv: Keys that a grid step holds in VMEM, a multiple of a tile.
   """
 
   tiling: KernelTiling
@@ -46,6 +47,7 @@ class KernelConfig:
   kv_len: int
   group: int
   interpret: typing.Any
+  step_kv: int
 
   @property
   def exponent_unit(self) -> float:
@@ -162,12 +164,12 @@ def input_specs(inputs: TileInputs, config: KernelConfig, head_of: typing.Callab
   specs = {
     "q": lambda x: pl.BlockSpec((None, None, tiling.block_q, x.shape[3]), index.queries),
     "dout": lambda x: pl.BlockSpec((None, None, tiling.block_q, x.shape[3]), index.queries),
-    "k": lambda x: pl.BlockSpec((None, None, tiling.block_kv, x.shape[3]), index.keys),
-    "v": lambda x: pl.BlockSpec((None, None, tiling.block_kv, x.shape[3]), index.keys),
+    "k": lambda x: pl.BlockSpec((None, None, config.step_kv, x.shape[3]), index.keys),
+    "v": lambda x: pl.BlockSpec((None, None, config.step_kv, x.shape[3]), index.keys),
     "lse": lambda x: pl.BlockSpec((None, None, 1, tiling.block_q), index.query_row),
     "delta": lambda x: pl.BlockSpec((None, None, 1, tiling.block_q), index.query_row),
     "q_tokens": lambda x: pl.BlockSpec((None, None, x.shape[2], tiling.block_q), q_tokens),
-    "kv_tokens": lambda x: pl.BlockSpec((None, None, tiling.block_kv, x.shape[3]), kv_tokens),
+    "kv_tokens": lambda x: pl.BlockSpec((None, None, config.step_kv, x.shape[3]), kv_tokens),
     "tiles": lambda x: pl.BlockSpec((None, tiling.block_kv, tiling.block_q), tiles),
     "sinks": lambda x: pl.BlockSpec(memory_space=pltpu.SMEM),
   }
@@ -179,11 +181,29 @@ def _token_lead(tokens, batch, head):
   return tuple(i if n > 1 else 0 for i, n in zip((batch, head), tokens.shape[:2], strict=True))
 
 
-def scores(inputs: TileInputs, config: KernelConfig, q_start: int, kv_start: int):
-  """Scores [sub_kv, sub_q] float32, see `AttentionOptions`. The scale comes later: on q it would round twice."""
-  q = inputs.q[pl.ds(q_start, config.tiling.sub_q), :]
-  k = inputs.k[pl.ds(kv_start, config.tiling.sub_kv), :]
-  return config.options.scores(dot(k, q, (1, 1)))
+class Rect(typing.NamedTuple):
+  """A rectangle of scores within what a grid step holds.
+
+  Attributes:
+    q_start: First query.
+    q_size: Queries.
+    kv_start: First key.
+    kv_size: Keys.
+  """
+
+  q_start: typing.Any
+  q_size: int
+  kv_start: typing.Any
+  kv_size: int
+
+  queries = property(lambda self: pl.ds(self.q_start, self.q_size), doc="Slice of the queries.")
+  keys = property(lambda self: pl.ds(self.kv_start, self.kv_size), doc="Slice of the keys.")
+  shape = property(lambda self: (self.kv_size, self.q_size), doc="Of the transposed scores.")
+
+
+def scores(inputs: TileInputs, config: KernelConfig, rect: Rect):
+  """Scores [kv_size, q_size] float32, see `AttentionOptions`. The scale comes later: on q it would round twice."""
+  return config.options.scores(dot(inputs.k[rect.keys, :], inputs.q[rect.queries, :], (1, 1)))
 
 
 def rows(ref, start: int, size: int, num_valid):
@@ -195,18 +215,15 @@ def rows(ref, start: int, size: int, num_valid):
   return jnp.where(index < num_valid, tile, jnp.zeros_like(tile))
 
 
-def sub_tile_mask(inputs: TileInputs, config: KernelConfig, fields: StepFields, q_start, kv_start):
-  """Mask [sub_kv, sub_q] of a sub-tile, False beyond the last query and key."""
-  tiling = config.tiling
-  shape = (tiling.sub_kv, tiling.sub_q)
-  queries, keys = pl.ds(q_start, tiling.sub_q), pl.ds(kv_start, tiling.sub_kv)
-  if config.test is None:
-    return inputs.tiles[keys, queries].astype(jnp.int32) != 0
-  q_idx = lax.broadcasted_iota(jnp.int32, shape, 1) + (fields.q_tile * tiling.block_q + q_start)
-  kv_idx = lax.broadcasted_iota(jnp.int32, shape, 0) + (fields.kv_tile * tiling.block_kv + kv_start)
-  q_tokens = [inputs.q_tokens[n : n + 1, queries] for n in range(config.test.num_q)]
-  kv_tokens = [inputs.kv_tokens[keys, n : n + 1] for n in range(config.test.num_kv)]
-  allowed = jnp.broadcast_to(config.test(q_idx, kv_idx, q_tokens, kv_tokens), shape)
+def computed_mask(inputs: TileInputs, config: KernelConfig, fields: StepFields, rect: Rect):
+  """Mask [kv_size, q_size] by the rule, False beyond the last query and key."""
+  q_idx = lax.broadcasted_iota(jnp.int32, rect.shape, 1) + (
+    fields.q_tile * config.tiling.block_q + rect.q_start
+  )
+  kv_idx = lax.broadcasted_iota(jnp.int32, rect.shape, 0) + (fields.kv_tile * config.step_kv + rect.kv_start)
+  q_tokens = [inputs.q_tokens[n : n + 1, rect.queries] for n in range(config.test.num_q)]
+  kv_tokens = [inputs.kv_tokens[rect.keys, n : n + 1] for n in range(config.test.num_kv)]
+  allowed = jnp.broadcast_to(config.test(q_idx, kv_idx, q_tokens, kv_tokens), rect.shape)
   for ragged, index, length in (
     (config.ragged_q, q_idx, config.q_len),
     (config.ragged_kv, kv_idx, config.kv_len),
@@ -216,10 +233,15 @@ def sub_tile_mask(inputs: TileInputs, config: KernelConfig, fields: StepFields, 
   return allowed
 
 
+def stored_mask(tile, rect: Rect):
+  """Mask [kv_size, q_size] of a part of a stored tile, a ref [block_kv, block_q] int8."""
+  return tile[rect.keys, rect.queries].astype(jnp.int32) != 0
+
+
 def num_valid(config: KernelConfig, fields: StepFields):
   """(queries, keys) of a PARTIAL tile that exist; None where no tile is ragged."""
   q = config.q_len - fields.q_tile * config.tiling.block_q if config.ragged_q else None
-  kv = config.kv_len - fields.kv_tile * config.tiling.block_kv if config.ragged_kv else None
+  kv = config.kv_len - fields.kv_tile * config.step_kv if config.ragged_kv else None
   return q, kv
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from blockattn._kernels import _limits
 
 _KIND_BITS, _FLAG_BITS, _WORD_BITS = 2, 4, 32
+REMEDY = "Use larger block_q and block_kv."
 
 
 class StepFields(typing.NamedTuple):
@@ -62,10 +63,20 @@ class StepLayout:
     return (1 if self.lead[0] > 1 else batch, 1 if self.lead[1] > 1 else heads)
 
   def pack(self, steps) -> jax.Array:
-    """One int32 word per step from expanded `masks.Schedule` steps."""
-    group, outer = jnp.divmod(steps.outer, self.sizes[2])
-    batch, head = jnp.divmod(group, self.lead[1])
-    word = jnp.zeros_like(outer)
+    """One int32 word per step from expanded `masks.Schedule` steps, of NumPy or JAX arrays.
+
+    Raises:
+      ValueError: The fields do not fit into a word.
+    """
+    bits = sum(_bits(n) for n in self.sizes) + _FLAG_BITS
+    if bits > _WORD_BITS:
+      raise ValueError(
+        f"A step of the schedule must fit into {_WORD_BITS} bits, got {bits} for (examples, heads, output "
+        f"tiles, other tiles) = {self.sizes}. {REMEDY}"
+      )
+    group, outer = divmod(steps.outer, self.sizes[2])
+    batch, head = divmod(group, self.lead[1])
+    word = outer * 0
     for value, size in zip((batch, head, outer, steps.inner), self.sizes, strict=True):
       word = (word << _bits(size)) | value
     word = (word << _KIND_BITS) | steps.kinds
@@ -105,16 +116,9 @@ def pack_schedule(schedule, layout: StepLayout, tile_ids=None) -> PackedSteps:
   Raises:
     ValueError: The words do not fit into SMEM, or the fields into a word.
   """
-  remedy = "Use larger block_q and block_kv."
-  bits = sum(_bits(n) for n in layout.sizes) + _FLAG_BITS
-  if bits > _WORD_BITS:
-    raise ValueError(
-      f"A step of the schedule must fit into {_WORD_BITS} bits, got {bits} for (examples, heads, output "
-      f"tiles, other tiles) = {layout.sizes}. {remedy}"
-    )
   steps = schedule.expand()
   num_words = len(steps.outer)
-  _limits.check_smem(f"{num_words} active tiles", num_words * (1 if tile_ids is None else 2), remedy)
+  _limits.check_smem(f"{num_words} active tiles", num_words * (1 if tile_ids is None else 2), REMEDY)
   tile_ids = jnp.zeros(1, jnp.int32) if tile_ids is None else jnp.asarray(tile_ids)
   return PackedSteps(layout.pack(steps), tile_ids, schedule.num_steps)
 
