@@ -6,10 +6,13 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from masks import _checks, _device_bounds, _spans, _tile_rule, _tile_runs
-from masks._classify import TileBounds
+from masks import _checks, _device_bounds, _group_tiles, _scattered_ids, _spans, _tile_rule
 from masks._frozen import FrozenArray, TracedArray, hold
 from masks._mask import Mask
+
+
+# More intervals than this, and more than one for 8 queries, count as scattered.
+_FEW_INTERVALS = 2**12
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -37,8 +40,12 @@ class Document(Mask):
     return (q_ids == self.kv_ids.array[0][kv_idx]) & (q_ids >= 0)
 
   def select(self, batch, head):
-    pick = slice(batch, batch + 1)
-    return Document(FrozenArray(self.q_ids.array[pick]), FrozenArray(self.kv_ids.array[pick]))
+    if self.lead == (1, 1):
+      return self
+    q_ids = FrozenArray(self.q_ids.array[batch : batch + 1])
+    if self.q_ids is self.kv_ids:
+      return Document(q_ids, q_ids)
+    return Document(q_ids, FrozenArray(self.kv_ids.array[batch : batch + 1]))
 
   def spans(self, q_len, kv_len):
     if self.is_traced:
@@ -52,20 +59,14 @@ class Document(Mask):
     return _spans.stack(examples, axis=0) if len(examples) == self.lead[0] else None
 
   def tile_bounds(self, grid):
-    if self.is_traced or self.spans(grid.q_len, grid.kv_len) is not None:
+    if self.is_traced or self._spans is not None:
       return super().tile_bounds(grid)
-    hits, fills = [], []
-    for batch in range(grid.lead[0]):
-      q_ids, kv_ids = (x.array[batch % len(x.array)] for x in (self.q_ids, self.kv_ids))
-      for head in range(grid.lead[1]):
-        offset = (batch * grid.lead[1] + head) * grid.rows
-        hit, fill = _id_tiles(q_ids, kv_ids, grid)
-        hits.append((hit[0] + offset, *hit[1:]))
-        fills.append((fill[0] + offset, *fill[1:]))
-    size = (grid.all_rows, grid.cols)
-    return TileBounds.exact(
-      grid, *(_tile_runs.covered(*map(np.concatenate, zip(*x, strict=True)), 1, *size) for x in (hits, fills))
-    )
+    return _group_tiles.exact(grid, self.lead, lambda batch, head: self._tiles(batch, grid))
+
+  def _tiles(self, batch: int, grid):
+    q_ids = self.q_ids.array[batch]
+    kv_ids = q_ids if self.q_ids is self.kv_ids else self.kv_ids.array[batch]
+    return _scattered_ids.tiles_of_ids(q_ids, kv_ids, grid)
 
   def device_bounds(self, grid):
     return _device_bounds.of_ids(self.q_ids.array, self.kv_ids.array, grid)
@@ -171,9 +172,11 @@ def _id_runs(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _id_spans(q_ids, kv_ids) -> _spans.Spans | None:
-  """The keys with the id of each query; None if an id has too many runs."""
+  """The keys with the id of each query; None where ids are so scattered that intervals do not pay."""
   run_id, run_start, run_stop = _id_runs(kv_ids)
-  known, first, runs = np.unique(run_id, return_index=True, return_counts=True)
+  new = np.append(True, run_id[1:] != run_id[:-1])[: len(run_id)]
+  known, first = run_id[new], np.flatnonzero(new)
+  runs = np.diff(first, append=len(run_id))
   count = int(runs.max(initial=1))
   if count > _spans.MAX_SPANS:
     return None
@@ -182,40 +185,11 @@ def _id_spans(q_ids, kv_ids) -> _spans.Spans | None:
   nth = np.arange(len(run_id)) - np.repeat(first, runs)
   table[0, entry, nth], table[1, entry, nth] = run_start, run_stop
   start = _spans.changes(q_ids[None])
+  if count > 1 and count * len(start) > max(len(q_ids) // 8, _FEW_INTERVALS):
+    return None
   values = q_ids[start]
   where = np.searchsorted(known, values)
   found = (where < len(known)) & (np.append(known, 0)[where] == values) & (values >= 0)
   which = np.where(found, where, len(known))
   lo, hi = (t[which].T[None, None] for t in table)
   return _spans.from_intervals(start, lo, hi, len(q_ids), len(kv_ids))
-
-
-def _id_tiles(q_ids, kv_ids, grid):
-  """Exact tiles of ids in any order: intervals (row, start, stop) that hit and that fill."""
-  rows, row_ids = _tile_ids(q_ids, grid.block_q)
-  cols, col_ids = _tile_ids(kv_ids, grid.block_kv)
-  hit = _join(rows, row_ids, cols, col_ids)
-  row_alone, col_alone = _uniform(q_ids, grid.block_q), _uniform(kv_ids, grid.block_kv)
-  r, c = row_alone[rows], col_alone[cols]
-  return hit, _join(rows[r], row_ids[r], cols[c], col_ids[c])
-
-
-def _tile_ids(ids, block: int) -> tuple[np.ndarray, np.ndarray]:
-  """Distinct (tile, id) pairs without padding, ordered by id and then tile."""
-  pairs = np.stack([ids.astype(np.int64), np.arange(len(ids)) // block])
-  id_, tile = np.unique(pairs[:, ids >= 0], axis=1)
-  return tile, id_
-
-
-def _uniform(ids, block: int) -> np.ndarray:
-  """Tiles all of whose tokens carry one id."""
-  starts = np.arange(0, len(ids), block)
-  return np.minimum.reduceat(ids, starts) == np.maximum.reduceat(ids, starts)
-
-
-def _join(rows, row_ids, cols, col_ids):
-  """(row, col, col + 1) for every row and column tile with a common id."""
-  begin = np.searchsorted(col_ids, row_ids, "left")
-  matches = np.searchsorted(col_ids, row_ids, "right") - begin
-  entry = np.arange(matches.sum()) - np.repeat(np.cumsum(matches) - matches - begin, matches)
-  return np.repeat(rows, matches), cols[entry], cols[entry] + 1
