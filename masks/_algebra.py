@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import typing
 
 import numpy as np
@@ -30,6 +31,7 @@ class Not(Mask):
 
   lead = property(lambda self: self.operand.lead)
   is_traced = property(lambda self: self.operand.is_traced)
+  period = property(lambda self: self.operand.period)
 
   def tree_flatten(self):
     return (self.operand,), None
@@ -108,6 +110,10 @@ class _Nary(Mask):
   @property
   def is_traced(self):
     return any(m.is_traced for m in self.operands)
+
+  @property
+  def period(self):
+    return common_period(self.operands)
 
   def tree_flatten(self):
     return self.operands, None
@@ -193,6 +199,12 @@ class Or(_Nary):
   fold_arrays = staticmethod(lambda a, b: a | b)
   fold_spans = staticmethod(_spans.unite)
   fold_bounds = staticmethod(lambda a, b: a | b)
+
+
+def common_period(masks: typing.Iterable[Mask]) -> int | None:
+  """The least number of positions that is a period of every mask; see `Mask.period`."""
+  periods = [mask.period for mask in masks]
+  return None if None in periods else math.lcm(*(p for p in periods if p is not None))
 
 
 def _select(mask: Mask, batch: int, head: int) -> Mask:

@@ -1,8 +1,8 @@
 """Which tiles a mask leaves empty and which it fills, exactly and without building the dense mask.
 
 Rules give bounds: tiles that may or must contain an allowed pair, tiles that may or must be full.
-Bounds compose under `&`, `|` and `~` (three-valued logic over tiles); what they leave open is evaluated,
-one row of tiles at a time, in bounded memory.
+Bounds compose under `&`, `|` and `~` (three-valued logic over tiles); what they leave open is evaluated, see
+masks/_evaluate.py.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import typing
 
 import numpy as np
 
-from masks import _checks, _tile_runs
+from masks import _checks, _evaluate, _tile_runs
 from masks._spans import Spans
 from masks._tile_runs import TileRuns
 
 if typing.TYPE_CHECKING:
   from masks._mask import Mask
-
-# Elements of the mask evaluated at once when bounds leave tiles open.
-BOX_ELEMENTS = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,52 +139,11 @@ def classify(mask: Mask, grid: TileGrid) -> tuple[TileRuns, TileRuns]:
   hit, fill, complete = bounds.must_hit, bounds.must_fill, grid.complete()
   if bounds.is_exact:
     return hit, fill & complete
-  undecided = (bounds.may_hit - hit) | ((bounds.may_fill - fill) & complete)
-  if undecided.num_tiles:
-    any_, all_ = _evaluate(mask, grid, undecided)
+  open_hit, open_fill = bounds.may_hit - hit, (bounds.may_fill - fill) & complete
+  if open_hit.num_tiles or open_fill.num_tiles:
+    any_, all_ = _evaluate.decide(mask, grid, open_hit, open_fill)
     hit, fill = hit | any_, fill | all_
   return hit, fill & complete
-
-
-def box_pieces(tiles: TileRuns, grid: TileGrid):
-  """Splits runs of tiles into pieces of at most BOX_ELEMENTS: yields (row, start, stop) in order."""
-  width = max(1, BOX_ELEMENTS // (grid.block_q * grid.block_kv))
-  for row, start, stop in zip(*(x.tolist() for x in (tiles.row, tiles.start, tiles.stop)), strict=True):
-    for col in range(start, stop, width):
-      yield row, col, min(stop, col + width)
-
-
-def tile_boxes(mask: Mask, grid: TileGrid, tiles: TileRuns):
-  """Evaluates `mask` on runs of tiles, in bounded memory and in order.
-
-  Yields:
-    (row, start, stop, boxes) with boxes bool [stop - start, block_q, block_kv], False beyond the lengths.
-  """
-  selected, one = -1, mask
-  for row, start, stop in box_pieces(tiles, grid):
-    group, tile_row = divmod(row, grid.rows)
-    if group != selected:
-      selected, one = group, mask.select(*divmod(group, grid.lead[1]))
-    q_start, kv_start = tile_row * grid.block_q, start * grid.block_kv
-    q_stop = min(q_start + grid.block_q, grid.q_len)
-    kv_stop = min(stop * grid.block_kv, grid.kv_len)
-    box = np.zeros((grid.block_q, (stop - start) * grid.block_kv), bool)
-    box[: q_stop - q_start, : kv_stop - kv_start] = one.box(q_start, q_stop, kv_start, kv_stop)
-    boxes = box.reshape(grid.block_q, stop - start, grid.block_kv).swapaxes(0, 1)
-    yield row, start, stop, boxes
-
-
-def _evaluate(mask: Mask, grid: TileGrid, tiles: TileRuns) -> tuple[TileRuns, TileRuns]:
-  """Which of `tiles` hold an allowed pair, and which are allowed throughout."""
-  any_, all_ = [], []
-  for _, _, _, boxes in tile_boxes(mask, grid, tiles):
-    any_.append(boxes.any(axis=(1, 2)))
-    all_.append(boxes.all(axis=(1, 2)))
-  row, col = tiles.tile_indices()
-  size = (grid.all_rows, grid.cols)
-  picks = (np.concatenate(any_), np.concatenate(all_))
-  hit, fill = (_tile_runs.covered(row[p], col[p], col[p] + 1, 1, *size) for p in picks)
-  return hit, fill
 
 
 def _tiles_of_spans(spans: Spans, grid: TileGrid) -> tuple[TileRuns, TileRuns]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import typing
 
 import numpy as np
@@ -10,9 +9,6 @@ import numpy as np
 from masks import _tile_runs
 from masks._classify import TileBounds, TileGrid
 from masks._tile_runs import TileRuns
-
-# Tiles decided at once: the temporary arrays then take some 10 MB.
-_TILES_AT_ONCE = 2**17
 
 
 def exact(
@@ -50,24 +46,9 @@ def token_ranges(length: int, block: int) -> tuple[np.ndarray, np.ndarray]:
   return start, np.minimum(start + block, length)
 
 
-def from_sorted(row, start, stop, num_rows: int, num_cols: int) -> TileRuns:
-  """The union of runs [start, stop), none empty, in order of row, start and stop."""
-  new = np.ones(len(row), bool)
-  new[1:] = (row[1:] != row[:-1]) | (start[1:] > stop[:-1])
-  begin = np.flatnonzero(new)
-  end = np.append(begin, len(row))[1:] - 1
-  return TileRuns(row[begin], start[begin], stop[end], num_rows, num_cols)
-
-
-def from_map(tiles) -> TileRuns:
-  """The set of the True entries of a [rows, cols] map."""
-  row, col = np.nonzero(tiles)
-  return _of_tiles(row, col, *tiles.shape)
-
-
 def product(rows, cols) -> TileRuns:
   """The tiles (row, col) for which rows[row] and cols[col]."""
-  one_row = from_map(np.asarray(cols)[None])
+  one_row = _tile_runs.from_map(np.asarray(cols)[None])
   at = np.flatnonzero(rows)
   count = len(one_row.row)
   start, stop = (np.tile(x, len(at)) for x in (one_row.start, one_row.stop))
@@ -82,7 +63,7 @@ def touched(row, start, stop, grid: TileGrid) -> TileRuns:
 
 def touched_sorted(row, start, stop, grid: TileGrid) -> TileRuns:
   """`touched` for intervals in order of row, start and stop, which saves sorting them."""
-  return from_sorted(*_touched_cols(row, start, stop, grid), grid.rows, grid.cols)
+  return _tile_runs.from_sorted(*_touched_cols(row, start, stop, grid), grid.rows, grid.cols)
 
 
 def _touched_cols(row, start, stop, grid: TileGrid):
@@ -110,18 +91,9 @@ def decide(candidates: TileRuns, test: typing.Callable) -> tuple[TileRuns, TileR
   Returns:
     The tiles with `hit`, and those with `fill`.
   """
-  part = (np.cumsum(candidates.stop - candidates.start) - 1) // _TILES_AT_ONCE
-  edges = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(part)]
   found: tuple[list, list] = ([], [])
-  for begin, end in itertools.pairwise(edges):
-    runs = (getattr(candidates, n)[begin:end] for n in ("row", "start", "stop"))
-    row, col = TileRuns(*runs, candidates.num_rows, candidates.num_cols).tile_indices()
+  for row, col in candidates.pieces():
     for tiles, keep in zip(found, test(row, col), strict=True):
       tiles.append((row[keep], col[keep]))
-  size = (candidates.num_rows, candidates.num_cols)
-  hit, fill = (_of_tiles(*map(np.concatenate, zip(*x, strict=True)), *size) for x in found)
+  hit, fill = (_tile_runs.of_tiles(x, candidates.num_rows, candidates.num_cols) for x in found)
   return hit, fill
-
-
-def _of_tiles(row, col, num_rows: int, num_cols: int) -> TileRuns:
-  return from_sorted(row, col, col + 1, num_rows, num_cols)

@@ -8,7 +8,7 @@ import functools
 import jax
 import numpy as np
 
-from masks import _classify, _draw
+from masks import _classify, _draw, _evaluate
 from masks._classify import TileGrid
 from masks._mask import Mask, squeeze_lead
 from masks._schedule import Schedule
@@ -123,7 +123,7 @@ class HostBlockMask(BlockMask):
     """The distinct partial tiles and, for each partial tile in row order, which of them it is."""
     known: dict[bytes, int] = {}
     ids = []
-    for _, _, _, boxes in _classify.tile_boxes(self.mask, self.grid, self.partial):
+    for boxes in _evaluate.tile_boxes(self.mask, self.grid, self.partial):
       packed = np.packbits(boxes.reshape(len(boxes), -1), axis=1)
       ids += [known.setdefault(tile.tobytes(), len(known)) for tile in packed]
     size = self.block_q * self.block_kv

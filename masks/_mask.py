@@ -69,6 +69,14 @@ class Mask:
     """(batch, heads) that the mask distinguishes; 1 where all examples or heads agree."""
     return (1, 1)
 
+  @property
+  def period(self) -> int | None:
+    """A number of positions by which queries and keys may move on together without changing the mask.
+
+    1 for a rule on the difference of the positions. None where there is no such number, or none is known.
+    """
+    return None
+
   def allows(self, q_idx, kv_idx):
     """Whether query `q_idx` may use key `kv_idx`; arrays that broadcast, for a mask of lead (1, 1)."""
     raise NotImplementedError(f"{type(self).__name__} does not define allows()")

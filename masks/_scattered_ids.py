@@ -10,7 +10,7 @@ import typing
 
 import numpy as np
 
-from masks import _group_tiles
+from masks import _tile_runs
 from masks._classify import TileGrid
 from masks._spans import distinct
 from masks._tile_runs import TileRuns
@@ -72,7 +72,8 @@ def _meetings(rows: _TileIds, cols: _TileIds, grid: TileGrid) -> TileRuns:
   common = np.intersect1d(distinct(rows.ids), distinct(cols.ids), assume_unique=True)
   # From here on, ids are numbered.
   rows, cols = (
-    _TileIds(np.searchsorted(common, x.ids), x.tiles) for x in (x.pick(np.isin(x.ids, common)) for x in (rows, cols))
+    _TileIds(np.searchsorted(common, x.ids), x.tiles)
+    for x in (x.pick(np.isin(x.ids, common)) for x in (rows, cols))
   )
   row_count, col_count = (np.bincount(x.ids, minlength=len(common)) for x in (rows, cols))
   is_frequent = row_count * col_count * _PRODUCT_GAIN > grid.rows * grid.cols
@@ -84,7 +85,7 @@ def _meetings(rows: _TileIds, cols: _TileIds, grid: TileGrid) -> TileRuns:
     met = np.zeros((min(height, grid.rows - first), grid.cols), bool)
     _multiply(here, cols, np.flatnonzero(is_frequent), met)
     _join(here.pick(~is_frequent[here.ids]), cols, met)
-    found.append(_group_tiles.from_map(met))
+    found.append(_tile_runs.from_map(met))
   row = np.concatenate([tiles.row + n * height for n, tiles in enumerate(found)])
   start, stop = (np.concatenate([getattr(tiles, name) for tiles in found]) for name in ("start", "stop"))
   return TileRuns(row, start, stop, grid.rows, grid.cols)

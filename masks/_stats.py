@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-import numpy as np
-
-from masks import _classify
+from masks import _evaluate
 
 if typing.TYPE_CHECKING:
   from masks._host_block_mask import HostBlockMask
@@ -83,5 +81,4 @@ def _count_allowed(block_mask: HostBlockMask) -> int:
   if spans is not None:
     return spans.num_allowed()
   full = block_mask.full.num_tiles * grid.block_q * grid.block_kv
-  boxes = _classify.tile_boxes(block_mask.mask, grid, block_mask.partial)
-  return full + sum(int(np.count_nonzero(box)) for _, _, _, box in boxes)
+  return full + _evaluate.count_allowed(block_mask.mask, grid, block_mask.partial)

@@ -4,9 +4,15 @@ The tile rows of all batch and head entries stand below each other. Rows of caus
 masks hold one or two runs, so a set costs O(rows) where a dense tile map costs O(rows * columns).
 """
 
+from __future__ import annotations
+
 import dataclasses
+import itertools
 
 import numpy as np
+
+# Tiles decided at once: the temporary arrays then take some 10 MB.
+_TILES_AT_ONCE = 2**17
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,26 +38,26 @@ class TileRuns:
     """Tiles in the set."""
     return int((self.stop - self.start).sum())
 
-  def __and__(self, other: "TileRuns") -> "TileRuns":
+  def __and__(self, other: TileRuns) -> TileRuns:
     """Tiles in both sets."""
     return _combine(self, other, need=2)
 
-  def __or__(self, other: "TileRuns") -> "TileRuns":
+  def __or__(self, other: TileRuns) -> TileRuns:
     """Tiles in either set."""
     return _combine(self, other, need=1)
 
-  def __invert__(self) -> "TileRuns":
+  def __invert__(self) -> TileRuns:
     """Tiles not in the set."""
     rows = np.arange(self.num_rows, dtype=np.int64)
     starts = np.sort(np.concatenate([self._key(rows, 0), self._key(self.row, self.stop)]))
     stops = np.sort(np.concatenate([self._key(self.row, self.start), self._key(rows, self.num_cols)]))
     return self._from_keys(starts, stops)
 
-  def __sub__(self, other: "TileRuns") -> "TileRuns":
+  def __sub__(self, other: TileRuns) -> TileRuns:
     """Tiles of this set that are not in the other."""
     return self & ~other
 
-  def transposed(self, groups: int) -> "TileRuns":
+  def transposed(self, groups: int) -> TileRuns:
     """The set by columns: the columns of each of `groups` equal parts of the rows stand below each other.
 
     A run along a column begins at a tile whose upper neighbour is not in the set, and ends below one whose
@@ -79,10 +85,18 @@ class TileRuns:
     cols = np.arange(lengths.sum()) - np.repeat(first - self.start, lengths)
     return np.repeat(self.row, lengths), cols
 
+  def pieces(self):
+    """`tile_indices` in pieces of runs, of bounded size if the runs are."""
+    part = (np.cumsum(self.stop - self.start) - 1) // _TILES_AT_ONCE
+    edges = np.flatnonzero(np.append(True, part[1:] != part[:-1])[: len(part)])
+    for begin, end in itertools.pairwise([*edges.tolist(), len(part)]):
+      runs = (getattr(self, name)[begin:end] for name in ("row", "start", "stop"))
+      yield TileRuns(*runs, self.num_rows, self.num_cols).tile_indices()
+
   def _key(self, row, col) -> np.ndarray:
     return row * (self.num_cols + 1) + col
 
-  def _from_keys(self, starts, stops) -> "TileRuns":
+  def _from_keys(self, starts, stops) -> TileRuns:
     keep = starts < stops
     row, start = np.divmod(starts[keep], self.num_cols + 1)
     return TileRuns(row, start, stops[keep] - self._key(row, 0), self.num_rows, self.num_cols)
@@ -125,6 +139,27 @@ def covered(row, start, stop, need, num_rows: int, num_cols: int) -> TileRuns:
   enough = depth >= np.broadcast_to(need, (num_rows,))[edges // (num_cols + 1)]
   before = np.concatenate([[False], enough[:-1]])[: len(enough)]
   return result._from_keys(edges[enough & ~before], edges[~enough & before])
+
+
+def from_sorted(row, start, stop, num_rows: int, num_cols: int) -> TileRuns:
+  """The union of runs [start, stop), none empty, in order of row, start and stop."""
+  new = np.ones(len(row), bool)
+  new[1:] = (row[1:] != row[:-1]) | (start[1:] > stop[:-1])
+  begin = np.flatnonzero(new)
+  end = np.append(begin, len(row))[1:] - 1
+  return TileRuns(row[begin], start[begin], stop[end], num_rows, num_cols)
+
+
+def from_map(tiles) -> TileRuns:
+  """The set of the True entries of a [rows, cols] map."""
+  return of_tiles([np.nonzero(tiles)], *tiles.shape)
+
+
+def of_tiles(parts: list, num_rows: int, num_cols: int) -> TileRuns:
+  """The set of the tiles of (row, col) pairs of arrays, none twice, together in order of row and column."""
+  none = np.zeros(0, np.int64)
+  row, col = map(np.concatenate, zip((none, none), *parts, strict=True))
+  return from_sorted(row, col, col + 1, num_rows, num_cols)
 
 
 def _combine(a: TileRuns, b: TileRuns, need: int) -> TileRuns:

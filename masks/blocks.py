@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from masks import _checks, _flags, _group_tiles, _spans
+from masks import _checks, _flags, _group_tiles, _spans, _tile_runs
 from masks._frozen import FrozenArray
 from masks._mask import Mask
 from masks._positional import Bounded
@@ -38,7 +38,7 @@ class Blocks(Bounded):
   def spans(self, q_len, kv_len):
     start, row = _spans.block_starts(q_len, self.q_start, self.block_shape[0])
     maps = self.map.array[:, :, row]
-    runs = _group_tiles.from_map(maps.reshape(-1, maps.shape[-1]))
+    runs = _tile_runs.from_map(maps.reshape(-1, maps.shape[-1]))
     per_row = np.bincount(runs.row, minlength=runs.num_rows)
     count = int(per_row.max(initial=1))
     if count > _spans.MAX_SPANS:
@@ -65,7 +65,7 @@ class Blocks(Bounded):
     count = before[bottom][:, right] - before[bottom][:, left]
     count -= before[top][:, right] - before[top][:, left]
     hit, fill = count > 0, count == (bottom - top)[:, None] * (right - left)
-    return _group_tiles.from_map(hit), _group_tiles.from_map(fill)
+    return _tile_runs.from_map(hit), _tile_runs.from_map(fill)
 
   def _block_ranges(self, axis: int, length: int, tile: int) -> tuple[np.ndarray, np.ndarray]:
     """First block of each tile and one past its last."""

@@ -10,6 +10,8 @@ from masks._mask import Mask
 class Full(Mask):
   """See `full`."""
 
+  period = property(lambda self: 1)
+
   def allows(self, q_idx, kv_idx):
     return (q_idx >= 0) & (kv_idx >= 0)
 
@@ -25,6 +27,8 @@ class Causal(Mask):
   """See `causal`."""
 
   offset: int = 0
+
+  period = property(lambda self: 1)
 
   def allows(self, q_idx, kv_idx):
     return kv_idx - q_idx <= self.offset

@@ -15,6 +15,8 @@ class Chunk(Positional):
 
   size: int
 
+  period = property(lambda self: self.size)
+
   def allows(self, q_idx, kv_idx):
     return (q_idx + self.q_start) // self.size == (kv_idx + self.kv_start) // self.size
 
@@ -31,6 +33,8 @@ class BlockCausal(Positional):
   """See `block_causal`."""
 
   size: int
+
+  period = property(lambda self: self.size)
 
   def allows(self, q_idx, kv_idx):
     return (kv_idx + self.kv_start) // self.size <= (q_idx + self.q_start) // self.size

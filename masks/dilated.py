@@ -55,6 +55,8 @@ class Dilated(Positional):
   left: int
   right: int
 
+  period = property(lambda self: 1)
+
   def moved(self, q, kv):
     return super().moved(q - kv, 0)
 

@@ -10,7 +10,6 @@ from masks import _checks, _device_bounds, _group_tiles, _scattered_ids, _spans,
 from masks._frozen import FrozenArray, TracedArray, hold
 from masks._mask import Mask
 
-
 # More intervals than this, and more than one for 8 queries, count as scattered.
 _FEW_INTERVALS = 2**12
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from masks import _flags, _group_tiles, _spans, _tile_rule
+from masks import _flags, _group_tiles, _spans, _tile_rule, _tile_runs
 from masks._fixed_lengths import FixedLengths
 from masks._frozen import FrozenArray
 from masks._mask import Mask
@@ -46,7 +46,7 @@ class GlobalTokens(FixedLengths):
     return GlobalTokens(*_sliced(self, slice(batch, batch + 1), slice(None), slice(None)))
 
   def spans(self, q_len, kv_len):
-    runs = [_group_tiles.from_map(flags[None]) for flags in self.kv_global.array]
+    runs = [_tile_runs.from_map(flags[None]) for flags in self.kv_global.array]
     count = max((len(run.start) for run in runs), default=0)
     if count > _MAX_RUNS:
       return None

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from masks import _spans, _tile_rule
+from masks._algebra import common_period
 from masks._classify import TileBounds
 from masks._device_bounds import DeviceBounds
 from masks._mask import Mask
@@ -46,6 +47,10 @@ class PerHead(Mask):
   @property
   def is_traced(self):
     return any(mask.is_traced for mask in self._distinct)
+
+  @property
+  def period(self):
+    return common_period(self._distinct)
 
   def tree_flatten(self):
     index = {mask: n for n, mask in enumerate(self._distinct)}

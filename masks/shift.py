@@ -32,6 +32,7 @@ class Shifted(Mask):
 
   lead = property(lambda self: self.operand.lead)
   is_traced = property(lambda self: self.operand.is_traced)
+  period = property(lambda self: self.operand.period)
 
   def tree_flatten(self):
     return (self.operand,), (self.q, self.kv)

@@ -13,6 +13,8 @@ class Local(Mask):
   left: int | None
   right: int | None
 
+  period = property(lambda self: 1)
+
   def allows(self, q_idx, kv_idx):
     ahead = kv_idx - q_idx
     if self.left is None and self.right is None:
